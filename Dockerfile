@@ -1,13 +1,15 @@
-# The hub in a container: `docker build -t dragoman .`, then examples/docker/README.md.
+# The hub in a container: `docker build -t dragoman .`, then examples/docker/README.md. With the extras
+# postgres, redis and otel, for several hubs: `docker build --build-arg LOCK=cluster -t dragoman-cluster .`
 FROM python:3.13-slim AS build
+ARG LOCK=core
 WORKDIR /src
 RUN python -m venv /opt/dragoman
-COPY locks/core.lock locks/
-RUN /opt/dragoman/bin/pip install --no-cache-dir --require-hashes -r locks/core.lock
+COPY locks/core.lock locks/cluster.lock locks/
+RUN /opt/dragoman/bin/pip install --no-cache-dir --require-hashes -r locks/$LOCK.lock
 COPY pyproject.toml README.md LICENSE ./
 COPY docs docs
 COPY src src
-RUN /opt/dragoman/bin/pip install --no-cache-dir --no-deps .
+RUN /opt/dragoman/bin/pip install --no-cache-dir --no-deps . && /opt/dragoman/bin/pip uninstall --yes pip
 
 FROM python:3.13-slim
 RUN useradd --uid 10001 --create-home dragoman && install -d -o dragoman -g dragoman -m 700 /data

@@ -17,7 +17,7 @@ help:  ## what can be made
 up: $(VENV)/.core  ## run the hub in the foreground; DEMO=1 installs the demo
 	$(VENV)/bin/dragoman up $(if $(DEMO),--demo)
 test: $(VENV)/.dev .venv-mcp1/.done  ## all tests
-	$(VENV)/bin/python -m pytest -q -n 3 --dist loadfile
+	$(VENV)/bin/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder
 browser:  ## install the browser that the tests of the console drive (Debian, as root)
 	command -v chromium >/dev/null || { apt-get update -q && apt-get install -y -q --no-install-recommends chromium; }
 check: $(VENV)/.dev  ## format, lint, spelling, types, architecture
@@ -30,7 +30,7 @@ check: $(VENV)/.dev  ## format, lint, spelling, types, architecture
 fix: $(VENV)/.dev  ## format and mend what can be mended
 	$(VENV)/bin/ruff format src tests bench conformance faults examples
 	$(VENV)/bin/ruff check --fix src tests bench conformance faults examples
-bench: $(VENV)/.core .venv-bench/.done .venv-fastmcp/.done .venv-mcpproxy/.done .venv-contextforge/.done .venv-dbos/.done  ## beside the peers; writes docs/benchmarks.md
+bench: $(VENV)/.dev .venv-bench/.done .venv-fastmcp/.done .venv-mcpproxy/.done .venv-contextforge/.done .venv-dbos/.done  ## beside the peers; writes docs/benchmarks.md
 	$(VENV)/bin/python -m bench
 FRAMEWORKS := adk beeai crewai langgraph strands
 conformance: $(VENV)/.dev .venv-conformance/.done conformance/node_modules/.done .venv-conformance/mcp-source/.done .venv-references/.done .venv-tck/.done .venv-a2asdk03/.done .venv-a2asdk02/.done .venv-pythona2a/.done $(FRAMEWORKS:%=.venv-%/.done)  ## the official suites; writes docs/conformance.md
@@ -54,6 +54,7 @@ descriptors: $(VENV)/.dev  ## compile the gRPC messages of A2A again, from the o
 	$(VENV)/bin/python -m tests.generate_descriptors
 lock: | $(UV)  ## choose versions anew
 	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 pyproject.toml -o locks/core.lock
+	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 pyproject.toml --extra postgres --extra redis --extra otel -o locks/cluster.lock
 	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 pyproject.toml --group dev -o locks/dev.lock
 	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 --group mcp1 -o locks/mcp1.lock
 	$(UV) pip compile -q --universal --generate-hashes --no-header --no-annotate -p 3.11 --group bench -o locks/bench.lock

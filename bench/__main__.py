@@ -12,6 +12,7 @@ from typing import Any
 from bench import machine, tables
 from bench.agents import agents
 from bench.bridge import bridge
+from bench.cluster import cluster
 from bench.console import console
 from bench.goals import verdicts
 from bench.model_agents import agent
@@ -38,6 +39,7 @@ MEASURE = {
     "agent": agent,
     "console": console,
     "workflows": workflows,
+    "cluster": cluster,
 }
 
 

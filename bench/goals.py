@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bench import agents, bridge, console, model_agents, rows, stages, workflows
+from bench import agents, bridge, cluster, console, model_agents, rows, stages, workflows
 from bench.figures import bad_answers, dig, median, of_size, ratio
 from bench.starts import RELAY
 
@@ -296,6 +296,28 @@ def workflows_goals(found: dict, plan: dict) -> list[Verdict]:
     ]
 
 
+def cluster_goals(found: dict, plan: dict) -> list[Verdict]:
+    one, *more = (found.get(setup.name, []) for setup in cluster.HUBS)
+    single, several = (found.get(setup.name, []) for setup in cluster.WORKERS)
+    return [
+        *(
+            judge(
+                f"CPU of a call with {setup.hubs} hubs: at most 10 % more than with one",
+                ratio(records, one, "cpu_us"),
+                "{:.2f} times",
+                lambda times: times <= 1.1,
+            )
+            for setup, records in zip(cluster.HUBS[1:], more, strict=True)
+        ),
+        judge(
+            "two workers on two cores: at least 1.7 times the calls of one",
+            ratio(several, single, "per_second"),
+            "{:.2f} times",
+            lambda times: times >= 1.7,
+        ),
+    ]
+
+
 GOALS = {
     "calls": calls_goals,
     "growth": growth_goals,
@@ -309,6 +331,7 @@ GOALS = {
     "agent": agent_goals,
     "console": console_goals,
     "workflows": workflows_goals,
+    "cluster": cluster_goals,
 }
 
 

@@ -33,6 +33,7 @@ TABLES = (
     "agent",
     "console",
     "workflows",
+    "cluster",
 )
 
 

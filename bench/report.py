@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from bench import agents, bridge, console, model_agents, policy, rows, stages, workflows
+from bench import agents, bridge, cluster, console, model_agents, policy, rows, stages, workflows
 from bench.figures import bad_answers, dig, median, of_size, ratio
 from bench.goals import verdicts
 from bench.plan import microseconds
@@ -433,6 +433,36 @@ def machine_section(results: dict) -> str:
     return text
 
 
+def cluster_section(results: dict) -> str:
+    found = results["cluster"]
+    base = found.get(cluster.SQLITE.name, [])
+    lines = []
+    for setup in cluster.SETUPS:
+        records = found.get(setup.name, [])
+        if not setup.idle:
+            lines.append(
+                [
+                    setup.name,
+                    show_us(median(records, "cpu_us")) or "failed",
+                    show(ratio(records, base, "cpu_us"), "{:.2f}"),
+                    show_us(median(records, "database_us")),
+                    show(median(records, "per_second"), "{:,.0f}"),
+                    show_us(median(records, "p50_us")),
+                    show(median(records, "bad"), "{:.0f}"),
+                ]
+            )
+    idle = found.get(cluster.IDLE.name, [])
+    header = ["", "CPU per call of all hubs", "x SQLite", "CPU per call of the database"]
+    text = "## Several hubs\n\nOver 16 connections (workers: 64), to one hub after the other; "
+    text += "hubs share a core. "
+    text += "Forwarded: each request goes to the hub that does not own its session.\n\n"
+    text += table([*header, "calls/s", "p50", "bad answers"], lines)
+    text += f"\nAn idle hub of {cluster.IDLE_HUBS}: "
+    text += f"{show(median(idle, 'hub_share'), '{:.2%}') or 'failed'} of a core, "
+    text += f"{show(median(idle, 'database_share'), '{:.2%}') or 'failed'} of one of the database, "
+    return text + f"{show(median(idle, 'rss_mb'), '{:.0f}') or 'failed'} MB.\n"
+
+
 SECTIONS = {
     "calls": calls_section,
     "growth": growth_section,
@@ -446,6 +476,7 @@ SECTIONS = {
     "agent": agent_section,
     "console": console_section,
     "workflows": workflows_section,
+    "cluster": cluster_section,
 }
 
 

@@ -13,20 +13,25 @@ from faults import (
     clients,
     clock,
     console,
+    database_away,
     databases,
     descriptors,
     disk,
+    hub_kills,
     injections,
     kills,
     load,
     logins,
     model_agents,
     openapi,
+    parked_runs,
     peers,
     policies,
     reload,
     run_kills,
+    shared_limits,
     shutdown,
+    store_copy,
     task_store,
     tools_fuzz,
     upstream_fuzz,
@@ -155,10 +160,30 @@ EXPERIMENTS = [
     ),
     Experiment(
         "kill -9: workflow runs",
-        "killed during runs of six steps with a fan-out and an approval",
+        "killed during runs of six steps with a fan-out, an approval and a task that takes long",
         "every run ends as if nothing had happened or stops at a decision; agents saw each step "
         "that is not repeatable at most once; nothing is left running",
         run_kills.kill_runs, 100, 5,
+    ),
+    Experiment(
+        "kill -9: hubs of a cluster",
+        "one of three hubs killed under MCP sessions and A2A messages, which a balancer spreads",
+        "no session is lost, every acknowledged task is readable and has ended, no message is "
+        "carried out twice, load goes on after each kill",
+        hub_kills.kill_hubs, 20, 2,
+    ),
+    Experiment(
+        "parked workflow runs",
+        "runs whose agent works for long; the hub is killed and started again",
+        "parked steps hold no connections and little memory; the next hub polls each at a measured "
+        "pace, and all end; the agent got each message once",
+        parked_runs.park_runs, 500, 20,
+    ),
+    Experiment(
+        "power failure: workflow runs",
+        "killed during the same runs; then `runs.db` has only what was synced to the disk",
+        "the same; of a run that is lost, no step was executed",
+        run_kills.lose_power, 40, 3,
     ),
     Experiment(
         "kill -9: calls",
@@ -236,6 +261,22 @@ EXPERIMENTS = [
         "each store is deleted or replaced while it runs",
         "it acknowledges no write to it, nothing opens, the next start names it",
         databases.delete_stores, 10, 2,
+    ),
+    Experiment(
+        "Redis away",
+        "two hubs share their rate limits in Valkey, which is killed, stopped for 30 s, slow by "
+        "200 ms, or emptied",
+        "no request is lost; p99 is at most 60 ms above that of requests that are not charged; "
+        "both hubs together admit at most twice the limit; they use it again within 5 s",
+        shared_limits.lose_redis, 30, 2,
+    ),
+    Experiment(
+        "PostgreSQL away",
+        "two hubs serve calls, also forwarded ones, while their PostgreSQL server is stopped or "
+        "paused for 10 s, or restarted",
+        "each request is answered or refused within 2 s; no hub is declared dead; all is served "
+        "within 5 s after the server is back, without a restart",
+        database_away.lose_database, 10, 2,
     ),
     Experiment(
         "misbehaving servers",
@@ -356,6 +397,13 @@ EXPERIMENTS = [
         "finished tasks go, the oldest first, waiting ones stay, refusals are typed, another "
         "caller is served, the same tasks are there after a restart",
         task_store.fill_task_store, 5_000, 500,
+    ),
+    Experiment(
+        "copy to PostgreSQL",
+        "a home with a thousand agents, ten times as many tasks and a hundred times as many "
+        "records in the audit log is copied",
+        "the counts are equal, the audit log verifies, the hub continues with the same tasks",
+        store_copy.copy_large_home, 1_000, 20,
     ),
     Experiment(
         "changing policies",

@@ -1,11 +1,13 @@
 /* LD_PRELOAD: lets the k-th file operation below a folder fail, and sets the wall clock off.
    faults/shim.py controls it over a page of shared memory: [0] k, counts down; [1] errno; [2] how
    many fail in a row; [3] operations seen; [4] operations failed; [5] seconds that the wall clock
-   is ahead; [6] milliseconds that it takes to bring a file to the disk. */
+   is ahead; [6] milliseconds that it takes to bring a file to the disk. KEEP_SYNCED is a folder for
+   copies of the files below that folder, as they were when they were last synced. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,7 +18,7 @@
 #include <unistd.h>
 
 static volatile int *control;
-static char below[512];
+static char below[512], synced[512];
 
 __attribute__((constructor)) static void set_up(void) {
     const char *file = getenv("FAILING_FILES"), *folder = getenv("FAILING_BELOW");
@@ -26,6 +28,7 @@ __attribute__((constructor)) static void set_up(void) {
     void *page = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     close(fd);
     strncpy(below, folder, sizeof below - 1);
+    if (getenv("KEEP_SYNCED")) strncpy(synced, getenv("KEEP_SYNCED"), sizeof synced - 1);
     if (page != MAP_FAILED) control = page;
 }
 
@@ -64,8 +67,35 @@ int ftruncate(int fd, off_t size) { return ftruncate64(fd, size); }
 static void wait_for_disk(void) {
     if (control && control[6]) usleep(control[6] * 1000);
 }
-int fsync(int fd) { REAL(fsync); FAIL(is_fd_below(fd)) wait_for_disk(); return real(fd); }
-int fdatasync(int fd) { REAL(fdatasync); FAIL(is_fd_below(fd)) wait_for_disk(); return real(fd); }
+/* Copies a file that is about to be synced: what is written meanwhile need not be on the disk. */
+static void keep_synced(int fd) {
+    static __thread char buffer[1 << 16];
+    char link[64], path[600], part[1200], whole[1200];
+    if (!synced[0]) return;
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    ssize_t size = readlink(link, path, sizeof path - 1);
+    if (size <= 0) return;
+    path[size] = 0;
+    if (!is_below(path)) return;
+    const char *name = strrchr(path, '/') + 1;
+    snprintf(whole, sizeof whole, "%s/%s", synced, name);
+    snprintf(part, sizeof part, "%s.%ld.part", whole, (long)pthread_self());
+    int from = open(path, O_RDONLY | O_CLOEXEC);
+    int to = from < 0 ? -1 : open(part, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    ssize_t got = -1;
+    while (to >= 0 && (got = read(from, buffer, sizeof buffer)) > 0) {
+        if (write(to, buffer, got) != got) { got = -1; break; }
+    }
+    if (from >= 0) close(from);
+    if (to >= 0) close(to);
+    if (!got) rename(part, whole);
+}
+int fsync(int fd) {
+    REAL(fsync); FAIL(is_fd_below(fd)) wait_for_disk(); keep_synced(fd); return real(fd);
+}
+int fdatasync(int fd) {
+    REAL(fdatasync); FAIL(is_fd_below(fd)) wait_for_disk(); keep_synced(fd); return real(fd);
+}
 int rename(const char *from, const char *to) { REAL(rename); FAIL(is_below(to)) return real(from, to); }
 int unlink(const char *path) { REAL(unlink); FAIL(is_below(path)) return real(path); }
 int open64(const char *path, int flags, ...) {

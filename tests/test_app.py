@@ -39,7 +39,8 @@ try:
     main()
 except SystemExit as end:
     assert not end.code, end.code
-print(*(name for name in sys.modules if name.startswith("dragoman.")), file=sys.stderr)
+wanted = ("dragoman.", "psycopg")
+print(*(name for name in sys.modules if name.startswith(wanted)), file=sys.stderr)
 """
 
 
@@ -60,8 +61,11 @@ def test_offline_command_loads_no_hub_modules(command: str, short_tmp: Path) -> 
     )
     loaded = run.stderr.splitlines()[-1].split()
     hub = ("dragoman.app.app", "dragoman.core.hub", "dragoman.mcp.server", "dragoman.web.api")
-    assert "dragoman.cli.main" in loaded and not [name for name in loaded if name.startswith(hub)]
-    assert len(loaded) < 100
+    driver = ("psycopg", "dragoman.stores.postgres")
+    assert "dragoman.cli.main" in loaded and not [
+        name for name in loaded if name.startswith((*hub, *driver))
+    ]
+    assert len(loaded) < 110
 
 
 HUB = """
@@ -73,12 +77,13 @@ from dragoman.config import Config
 async def main():
     app = build_app(Path(sys.argv[1]), Config(), "mcp")
     await app.parts.manifests.follow()
-    wanted = ("dragoman.", "jwt", "cryptography")
+    wanted = ("dragoman.", "jwt", "cryptography", "psycopg", "redis", "opentelemetry")
     print(*(name for name in sys.modules if name.startswith(wanted)))
     await app.stop()
 
 asyncio.run(main())
 """
+NOT_CONFIGURED = ("redis.", "opentelemetry.", "dragoman.stores.redis_")
 OF_AGENTS = (
     "dragoman.agents.command",
     "dragoman.agents.manifest.",
@@ -96,7 +101,7 @@ def test_hub_without_agents_loads_nothing_of_them(short_tmp: Path) -> None:
         command = [sys.executable, "-c", HUB, str(short_tmp)]
         run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
         loaded = run.stdout.splitlines()[-1].split()
-        return [name for name in loaded if f"{name}.".startswith(OF_AGENTS)]
+        return [name for name in loaded if f"{name}.".startswith(OF_AGENTS + NOT_CONFIGURED)]
 
     assert list_loaded() == []
     folder = short_tmp / "agents" / "one"
@@ -121,3 +126,26 @@ def test_hub_without_issuers_loads_no_cryptography(short_tmp: Path) -> None:
         run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
         loaded = run.stdout.splitlines()[-1].split()
         assert ("jwt" in loaded, "cryptography" in loaded) == (is_loaded, is_loaded)
+        assert "psycopg" not in loaded and "dragoman.stores.postgres" not in loaded
+
+
+def test_a_single_hub_loads_nothing_of_a_cluster() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys, dragoman.app.run; print(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    names = set(done.stdout.split())
+    assert "dragoman.app.build" in names
+    cluster = {
+        "dragoman.app.build_cluster",
+        "dragoman.app.placed_servers",
+        "dragoman.app.workers",
+        "dragoman.stores.cluster",
+        "dragoman.web.forwarding",
+        "psycopg",
+        "redis",
+    }
+    assert not names & cluster

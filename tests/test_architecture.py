@@ -139,11 +139,14 @@ HOMES: dict[str, set[str]] = {
         "dragoman.policy",
         "dragoman.web",
     },
-    "asyncpg": {"dragoman.stores.runs_postgres"},
+    "psycopg": {"dragoman.stores"},
+    "redis": {"dragoman.stores"},
+    "opentelemetry": {"dragoman.telemetry.otlp"},
     "argon2": {"dragoman.oauth.authority"},
     "cryptography": {
         "dragoman.a2a.cards.signing",
         "dragoman.oauth",
+        "dragoman.stores.audit.shared_keys",
         "dragoman.stores.credentials",
     },
     "google.protobuf": {"dragoman.a2a.protocol.grpc"},
@@ -171,6 +174,8 @@ for a named capability."""
 
 # Fields of `app` that a lifecycle changes after its object is built, as `Class.field`.
 LIFECYCLE = {
+    "ClusterParts._internal",
+    "ClusterParts._listener",
     "ConfigWatch._before",
     "ConfigWatch._seen",
     "ConfigWatch.problem",
@@ -186,6 +191,10 @@ LIFECYCLE = {
     "RunState.is_draining",
     "RunState.url",
     "StoreWatch._reported",
+    "Worker._pauses",
+    "Worker._started",
+    "Worker.due",
+    "Worker.process",
     "StoreWatch._unwritten",
 }
 

@@ -46,7 +46,8 @@ from dragoman.oauth.server.config import (
 from dragoman.oauth.server.config import find_issuer_name as find_issuer_name
 from dragoman.policy.config import PolicySettings
 from dragoman.routing.config import RoutingSettings
-from dragoman.stores.config import AuditSettings
+from dragoman.stores.config import AuditSettings, ClusterSettings, RedisSettings, StoreSettings
+from dragoman.telemetry.config import OtelSettings
 from dragoman.tools.config import ToolSettings
 from dragoman.web.config import ServerSettings
 from dragoman.web.console.config import ConsoleSettings
@@ -152,7 +153,9 @@ class Config(Struct, frozen=True, kw_only=True):
         dict[str, ModelPrice],
         Meta(description="The prices of models whose provider does not report the cost, by name."),
     ] = {}
+    store: StoreSettings = StoreSettings()
     audit: AuditSettings = AuditSettings()
+    cluster: ClusterSettings = ClusterSettings()
     mcp_servers: list[ServerEntry] = []
     views: list[ViewEntry] = []
     a2a: A2aSettings = A2aSettings()
@@ -164,6 +167,8 @@ class Config(Struct, frozen=True, kw_only=True):
     agents: list[AgentEntry] = []
     tools: ToolSettings = ToolSettings()
     oauth: OAuthHubSettings = OAuthHubSettings()
+    redis: RedisSettings = RedisSettings()
+    otel: OtelSettings = OtelSettings()
 
 
 class ConfigSource:
@@ -884,6 +889,17 @@ def find_frozen_changes(old: Config, new: Config) -> list[str]:
 
 
 # --- the env file beside it ---------------------------------------------------------------------
+
+
+def load_variables(home: Path) -> dict[str, str]:
+    """Returns the environment, and from the home's `env` file what is not in it."""
+    try:
+        data = (home / "env").read_bytes()
+    except FileNotFoundError:
+        data = None
+    except OSError as error:
+        raise ConfigError(f"{home / 'env'} cannot be read: {error.strerror}") from None
+    return {**read_env(data), **read_environment()}
 
 
 def read_env(data: bytes | None) -> dict[str, str]:

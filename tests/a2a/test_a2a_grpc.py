@@ -27,6 +27,7 @@ from dragoman.a2a.protocol.dialects import operations
 from dragoman.a2a.protocol.errors import A2aError
 from dragoman.a2a.server import grpc_server
 from dragoman.a2a.server.grpc_server import A2aGrpcServer
+from dragoman.core.cluster import OwnedElsewhere
 from dragoman.core.errors import ConfigError, Overloaded, RateLimited
 from dragoman.core.principal import Principal
 
@@ -112,7 +113,7 @@ class Events:
 
 class CannedServer:
     def __init__(
-        self, stop: Exception | None = None, endless: dict[str, Any] | None = None
+        self, stop: BaseException | None = None, endless: dict[str, Any] | None = None
     ) -> None:
         self.stop = stop
         self.endless = endless
@@ -136,7 +137,7 @@ class CannedServer:
     async def stream(self, ctx: Any, request: dict[str, Any]) -> Events:
         return self._open(ctx, operations.STREAM, request)
 
-    def subscribe(self, ctx: Any, request: dict[str, Any], last: int | None) -> Events:
+    async def subscribe(self, ctx: Any, request: dict[str, Any], last: int | None) -> Events:
         assert last is None
         return self._open(ctx, operations.SUBSCRIBE, request)
 
@@ -426,6 +427,11 @@ async def test_hub_error_has_a_status_and_an_internal_fault_shows_nothing() -> N
             await A2AServiceStub(client.channel).SendMessage(sent())
         assert caught.value.code() == grpc.StatusCode.INTERNAL
         assert "secrets" not in (caught.value.details() or "")
+        canned.stop = OwnedElsewhere("0123abcd")  # gRPC calls are not forwarded
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await A2AServiceStub(client.channel).SendMessage(sent(), timeout=5)
+        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+        assert "another hub" in (caught.value.details() or "")
 
 
 async def test_response_that_grpc_cannot_carry_is_an_agent_error(

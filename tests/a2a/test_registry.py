@@ -325,7 +325,7 @@ async def test_hidden_agent_is_not_found(tmp_path: Path) -> None:
 async def test_a_hundred_agents_register_in_the_time_of_one_timeout_while_ten_hang(
     tmp_path: Path,
 ) -> None:
-    seconds = 2.0
+    seconds = 5.0
     heard: list[int] = []
     release = asyncio.Event()
 
@@ -350,11 +350,11 @@ async def test_a_hundred_agents_register_in_the_time_of_one_timeout_while_ten_ha
         took = time.monotonic() - begun
         release.set()
         refused = [row for row in rows if isinstance(row, InvalidInput)]
-        assert len(refused) == 10 and all("2 s" in str(problem) for problem in refused)
+        assert len(refused) == 10 and all("5 s" in str(problem) for problem in refused)
         assert len(rows) - len(refused) == 90 and len(here.registry.agents.list_agents()) == 90
         assert len(here.tools()) == 90 * 11 and heard[-1] == 90 * 11
         assert here.one("agent_7")["health"] == "healthy"
-        assert took < 5 * seconds, took  # one after the other: ten timeouts
+        assert took < 4 * seconds, took  # one after the other: ten timeouts
 
 
 async def test_configured_agents_are_discovered_in_parallel(tmp_path: Path) -> None:

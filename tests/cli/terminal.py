@@ -21,7 +21,7 @@ from tests.peers.forked import ForkedProcess, run_forked
 from dragoman.cli.main import main
 
 DRAGOMAN = [sys.executable, "-m", "dragoman"]
-WAIT_SECONDS = 20.0
+WAIT_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Terminal:
         }
 
     def run(
-        self, *args: str, input: str | bytes = "", cwd: Path | None = None, timeout: float = 30.0
+        self, *args: str, input: str | bytes = "", cwd: Path | None = None, timeout: float = 60.0
     ) -> CommandOutput:
         """Runs a command to its end and checks that it reports no unexpected error."""
         done = run_forked(

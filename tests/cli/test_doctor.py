@@ -245,6 +245,46 @@ for line in sys.stdin:
     assert "dragoman servers logs bad" in found["server bad"]["fix"]
 
 
+def test_doctor_names_what_waits_for_a_decision(terminal: Terminal) -> None:
+    """Of a running hub, and without one by its databases."""
+    terminal.configure(server_entry("peer", "faulty_server", "ok"))
+    (terminal.home / "workflows").mkdir(mode=0o700)
+    steps = {
+        "asks": {"id": "go", "nodeId": "approval", "config": {"title": "Go?"}},
+        "hangs": {
+            "id": "go",
+            "nodeId": "tool.call",
+            "config": {"tool": "peer.slow", "arguments": {"seconds": 60}},
+        },
+    }
+    for name, step in steps.items():
+        file = terminal.home / "workflows" / f"{name}.yaml"
+        file.write_text(json.dumps({"steps": [step]}), encoding="utf-8")
+        file.chmod(0o600)
+    hub = terminal.up()
+    runs = {name: terminal.run("workflows", "run", name, "--json").json()["id"] for name in steps}
+
+    def wait_until(name: str, state: str) -> None:
+        until = time.monotonic() + WAIT_SECONDS
+        while terminal.run("runs", "show", runs[name], "--json").json()["run"]["state"] != state:
+            assert time.monotonic() < until
+
+    wait_until("hangs", "running")
+    wait_until("asks", "waiting")
+    found = findings(terminal)
+    assert found["approvals"]["said"] == "1 request for approval waits for a decision"
+    assert "runs" not in found
+    os.kill(hub["pid"], signal.SIGKILL)
+    hub = terminal.up()
+    wait_until("hangs", "needs_decision")
+    said = f"run {runs['hangs']} of workflow hangs needs a decision"
+    found = findings(terminal)
+    assert (found["runs"]["level"], found["runs"]["said"]) == ("warning", said)
+    assert terminal.run("stop").code == 0
+    found = findings(terminal)
+    assert (found["runs"]["said"], found["approvals"]["level"]) == (said, "info")
+
+
 def test_doctor_reports_a_changed_audit_or_lost_key(terminal: Terminal) -> None:
     terminal.run("call", "nobody")
     assert findings(terminal)["audit"]["level"] == "ok"

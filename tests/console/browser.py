@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from axe_playwright_python.base import AXE_SCRIPT
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 from tests.live.conftest import RunningHub
 
@@ -28,6 +29,12 @@ FLAGS = (
     *("--disable-background-networking", "--disable-component-update"),
 )
 READY_MS = 10_000
+FIND_FAINT_TEXT = (Path(__file__).parent / "find_faint_text.js").read_text(encoding="utf-8")
+RUN_AXE = """
+async (rules) => (await axe.run({ resultTypes: ["violations"], rules })).violations
+  .filter((one) => ["serious", "critical"].includes(one.impact))
+  .map((one) => `${one.id}: ${one.help}: ${one.nodes.slice(0, 5).map((node) => node.html)}`)
+"""
 MISSING = (
     "no browser was found, so the console was not tested: run make browser, or set DRAGOMAN_BROWSER"
 )
@@ -107,6 +114,16 @@ class BrowserTab:
         self.page.goto(f"{self.hub.url}/console{path}")
         return self.wait_ready(path)
 
+    def go(self, path: str) -> BrowserTab:
+        """Goes to another screen as a click on a link does, without loading the page again."""
+        address = f"/console{path}"
+        self.page.evaluate(
+            "address => import(document.querySelector('meta[name=base]').content + '/app.js')"
+            ".then(app => app.navigate(address))",
+            address,
+        )
+        return self.wait_ready(path)
+
     def wait_ready(self, path: str) -> BrowserTab:
         """Waits until the module of a screen has drawn it."""
         wanted = f"/console{path.partition('?')[0]}"
@@ -123,21 +140,27 @@ class BrowserTab:
     def wait_text(self, text: str, selector: str = "#main", timeout: float = READY_MS) -> None:
         self.page.wait_for_selector(f"{selector} >> text={text}", timeout=timeout)
 
-    def screenshot(self, path: Path, theme: str = "light") -> None:
+    def screenshot(self, path: Path, theme: str = "light", *, full_page: bool = True) -> None:
         self.page.emulate_media(color_scheme="dark" if theme == "dark" else "light")
-        self.page.screenshot(path=str(path), full_page=True, animations="disabled")
+        self.page.screenshot(path=str(path), full_page=full_page, animations="disabled")
 
-    def find_axe_problems(self) -> list[str]:
-        """Lists the serious and critical findings of axe-core on this page."""
-        from axe_playwright_python.sync_playwright import Axe
+    def bring_axe(self) -> None:
+        """Loads axe-core with every page: sending it to each one takes longer than a check."""
+        self.context.add_init_script(AXE_SCRIPT)
 
+    def find_axe_problems(self, *, contrast: bool = True) -> list[str]:
+        """Lists the serious and critical findings of axe-core on this page. `contrast` takes four
+        fifths of the time; without it, use `find_faint_text` too."""
         # The policy of the page forbids strings as scripts; Playwright evaluates outside of it.
-        found = Axe().run(self.page).response["violations"]
-        return [
-            f"{one['id']}: {one['help']}: {[node['html'] for node in one['nodes']][:5]}"
-            for one in found
-            if one["impact"] in ("serious", "critical")
-        ]
+        if not self.page.evaluate("'axe' in window"):
+            self.page.evaluate(AXE_SCRIPT)
+        found: list[str] = self.page.evaluate(RUN_AXE, {"color-contrast": {"enabled": contrast}})
+        return found
+
+    def find_faint_text(self) -> list[str]:
+        """Lists text with too little contrast."""
+        found: list[str] = self.page.evaluate(FIND_FAINT_TEXT)
+        return found
 
     # --- ending
 

@@ -1,5 +1,5 @@
 // Lists what the text of others may have become in a page: elements, attributes and links that the
-// console never makes itself.
+// console never makes itself. Returns that, and the text of the page.
 () => {
   const allowed = new Set(
     `a abbr article aside audio b button code datalist dd del details dialog div dl dt fieldset
@@ -17,5 +17,5 @@
       if (isBad || (isLink && !link.test(value))) found.push(`${name}=${value}`);
     }
   }
-  return found;
+  return [found, document.getElementById("main").textContent];
 };

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, expect
-from tests.console.browser import BrowserTab
+from tests.console.browser import BrowserTab, create_link
 from tests.console.gallery import AFTER, Gallery, run_gallery
 from tests.live.conftest import RunningHub
 
@@ -32,12 +32,29 @@ ALL = os.environ.get("DRAGOMAN_SCREENSHOTS") == "all"
 DESK, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
 MAX_SHIFT = 0.1
 """Above it, a page counts as one that jumps (web.dev, cumulative layout shift)."""
+CHECKED_BY_AXE = ("approvals", "policy-file", "tools")
+"""Screens whose contrast axe-core checks too: what `find_faint_text` must agree with."""
 OBSERVE = """
 window.shift = 0;
 new PerformanceObserver((list) => {
   for (const one of list.getEntries()) if (!one.hadRecentInput) window.shift += one.value;
 }).observe({ type: "layout-shift", buffered: true });
 """
+EVENTS = """
+window.EventSource = class extends EventSource {
+  constructor(url) {
+    super(url);
+    const names = new URL(url, location.href).searchParams.get("phase").split(",");
+    const fire = () => {
+      for (const name of [...names, "dropped"]) {
+        this.dispatchEvent(new MessageEvent(name, { data: "{}" }));
+      }
+    };
+    for (let ms = 0; ms < 3000; ms += 40) setTimeout(fire, ms);
+  }
+};
+"""
+"""Every event of the hub, again and again, although nothing has changed."""
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +70,7 @@ def settle(tab: BrowserTab) -> None:
 
 def take_picture(tab: BrowserTab, name: str, size: dict[str, int], theme: str) -> None:
     file = PICTURES / f"{name}-{size['width']}-{theme}.png"
-    tab.screenshot(file, theme)
+    tab.screenshot(file, theme, full_page=ALL)  # four times as fast as the whole page
     data = file.read_bytes()
     for image, wanted in DOCUMENTED.items():
         if ALL and wanted == (name, size["width"], theme):
@@ -68,6 +85,12 @@ def is_wide(page: Page) -> bool:
     return bool(page.evaluate("document.scrollingElement.scrollWidth > innerWidth"))
 
 
+def find_barriers(tab: BrowserTab, name: str) -> list[str]:
+    """Lists what keeps people from using the screen."""
+    faint = [f"too little contrast: {one}" for one in tab.find_faint_text()]
+    return faint + tab.find_axe_problems(contrast=ALL or name in CHECKED_BY_AXE)
+
+
 def _call_tool(page: Page) -> None:
     page.get_by_label("title").fill("Login fails after an hour")
     page.get_by_label("body").fill("Since the release of yesterday.")
@@ -79,7 +102,8 @@ def _wait_for_doctor(page: Page) -> None:
     expect(page.get_by_text("The doctor is looking")).to_have_count(0, timeout=20_000)
 
 
-ACTIONS = {"playground": _call_tool, "home": _wait_for_doctor}
+ACTIONS = {("playground", 1280): _call_tool, ("playground", 390): _call_tool}
+ACTIONS |= {("home", 1280): _wait_for_doctor}
 """What is done on a screen before it is looked at."""
 
 
@@ -92,27 +116,60 @@ def test_every_screen_is_accessible_steady_and_fits(gallery: Gallery, open_tab: 
     problems = []
     for tab in (desk, phone):
         tab.context.add_init_script(OBSERVE)
+        tab.bring_axe()
         tab.expected.append("status of 404")
     for name, path in gallery.list_paths().items():
         for tab, size, theme in ((desk, DESK, "light"), (phone, PHONE, "dark")):
             tab.open(path)
             settle(tab)
             shift = tab.page.evaluate("window.shift")
-            if name in ACTIONS:
-                ACTIONS[name](tab.page)
+            if (act := ACTIONS.get((name, size["width"]))) is not None:
+                act(tab.page)
             label = f"{name} on {size['width']} px"
             if shift >= MAX_SHIFT:
                 problems.append(f"{label} jumps: {shift:.2f}")
             if is_wide(tab.page):
                 problems.append(f"{label} is wider than the screen")
-            problems += [f"{label}: {one}" for one in tab.find_axe_problems()]
+            problems += [f"{label}: {one}" for one in find_barriers(tab, name)]
             take_picture(tab, name, size, theme)
             if ALL:
                 other = "dark" if theme == "light" else "light"
                 take_picture(tab, name, size, other)
-                problems += [f"{label}, {other}: {one}" for one in tab.find_axe_problems()]
+                problems += [f"{label}, {other}: {one}" for one in find_barriers(tab, name)]
                 tab.page.emulate_media(color_scheme="dark" if theme == "dark" else "light")
     assert not problems, "\n".join(problems)
+
+
+@pytest.mark.promise("U7")
+def test_events_do_not_move_a_screen_that_is_being_read(
+    gallery: Gallery, open_tab: OpenTab
+) -> None:
+    """An event while the first rows are read shows the screen neither later nor without them."""
+    tab = open_tab(gallery.hub, viewport=PHONE).sign_in()
+    tab.context.add_init_script(OBSERVE + EVENTS)
+    network = tab.context.new_cdp_session(tab.page)
+    slow = {"latency": 60, "downloadThroughput": -1, "uploadThroughput": -1, "offline": False}
+    network.send("Network.enable")
+    network.send("Network.emulateNetworkConditions", slow)
+    for path in ("/views", "/servers", "/limits", "/tools"):
+        tab.open(path)
+        assert tab.page.locator("tbody tr").count(), path
+        shift = tab.page.evaluate("window.shift")
+        assert shift < MAX_SHIFT, (path, shift)
+
+
+@pytest.mark.promise("U7")
+def test_a_faint_text_is_found(gallery: Gallery, open_tab: OpenTab) -> None:
+    tab = open_tab(gallery.hub).sign_in("/views")
+    assert not tab.find_faint_text()
+    for style in ("#main p { color: #999 }", "#main a { background: #888 }"):
+        tab.page.evaluate(
+            "style => { const sheet = new CSSStyleSheet(); sheet.replaceSync(style);"
+            " document.adoptedStyleSheets = [sheet]; }",
+            style,
+        )
+        assert tab.find_faint_text()
+        assert "color-contrast" in str(tab.find_axe_problems())
 
 
 @pytest.mark.promise("U7")
@@ -164,7 +221,7 @@ def test_a_key_that_only_reads_sees_every_screen_whole(gallery: Gallery, open_ta
     tab.expected.append("status of 40[34]")
     problems = []
     for name, path in gallery.list_paths().items():
-        tab.open(path)
+        tab.go(path)
         settle(tab)
         alert = tab.page.locator("#main [role=alert]")
         if any(alert.all_inner_texts()):
@@ -178,6 +235,23 @@ def test_a_key_that_only_reads_sees_every_screen_whole(gallery: Gallery, open_ta
             f"{name} offers {one.inner_text()}" for one in changes.all() if one.is_enabled()
         ]
     assert not problems, "\n".join(problems)
+
+
+@pytest.mark.promise("U7")
+def test_all_agents_can_be_read_without_javascript(gallery: Gallery, open_tab: OpenTab) -> None:
+    tab = open_tab(gallery.hub, java_script_enabled=False)
+    tab.expected.append("404")
+    tab.page.goto(create_link(gallery.hub))
+    tab.page.click("button")
+    for path, texts in {
+        "/agents": ("analyst", "openai/gpt-4o", "Release notes", "healthy"),
+        "/agents?q=analyst": ("analyst", "1 in all"),
+        "/agents/analyst": ("mcp_github_list_issues", "openai/gpt-4o"),
+        "/agents/Release%20notes": ("SDK agent",),
+        "/agents/nobody": ("nobody",),
+    }.items():
+        tab.page.goto(f"{gallery.hub.url}/console{path}")
+        assert not [text for text in texts if text not in tab.main], tab.main
 
 
 @pytest.mark.promise("U7")

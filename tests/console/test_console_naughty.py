@@ -19,13 +19,25 @@ from tests.console.naughty import PAYLOADS, load_texts, split
 from tests.live.conftest import RunningHub
 from tests.live.module_hub import run_module_hub, until
 from tests.peers import wire
+from tests.peers.identity_provider import IdentityProvider, run_identity_provider
 from tests.peers.process import HttpPeer, server_entry
 
 PROGRAM = Path(__file__).parent.parent / "live" / "configurable_server.py"
 OpenTab = Callable[..., BrowserTab]
 TEXTS = load_texts()
 CHUNKS = split(TEXTS, 140)
-CONFIG = 'api_key = "owner-of-the-tests-0123456789"\n[approvals]\nwait_secs = 1\n'
+CONFIG = """api_key = "owner-of-the-tests-0123456789"
+[approvals]
+wait_secs = 1
+[[auth.jwt.issuers]]
+name = "corp"
+issuer = "ISSUER"
+audiences = ["hub"]
+owner_claim = "name"
+roles_claim = "groups"
+"""
+NAMES = [text for text in PAYLOADS if text.isprintable()]
+"""Of users: a token with other characters is refused."""
 MARK = "shown as text"
 PAGED = ("/tools", "/pins", "/audit")
 """Lists that are read to their end."""
@@ -153,18 +165,24 @@ def _build_workflow() -> str:
 
 
 class Place:
-    def __init__(self, hub: RunningHub, file: Path) -> None:
+    def __init__(self, hub: RunningHub, file: Path, provider: IdentityProvider) -> None:
         self.hub = hub
         self.file = file
+        self.provider = provider
         self.key = json.loads(hub.command("keys", "create", "ci", "--json").stdout)["key"]
         self.agent = self.approval = self.run = ""
 
-    def call(self, tool: str, **arguments: Any) -> Any:
+    def call(self, tool: str, /, token: str = "", **arguments: Any) -> Any:
         return wire.post(
             f"{self.hub.url}/api/tools/{quote(tool, safe='')}/call",
             {"arguments": arguments},
-            {"Authorization": f"Bearer {self.key}", "Accept": "application/json"},
+            {"Authorization": f"Bearer {token or self.key}", "Accept": "application/json"},
         ).json()
+
+    def sign(self, name: str) -> str:
+        """An access token of a user whose provider lets people choose all of their claims."""
+        groups = [name, "staff"]
+        return self.provider.sign(aud="hub", sub=name, name=name, groups=groups, scope=name)
 
     def fill(self, stack: ExitStack, agent: str) -> None:
         hub = self.hub
@@ -172,6 +190,9 @@ class Place:
         self.agent = added["agent"]["id"] if "agent" in added else added["id"]
         self.call("card.skill0", message=f"fail {PAYLOADS[3]}")
         self._connect_clients(stack)
+        for name in NAMES:
+            made = self.call("names.fails0", self.sign(name))
+            assert "content" in made, made
         for number in range(len(CHUNKS)):
             self.call(f"naughty.fails{number}")
             self.call(f"naughty.breaks{number}")
@@ -181,7 +202,9 @@ class Place:
         assert done.get("ok"), done
         self.call("naughty.t003")
         self.call("naughty.t400")
-        pending = self.call("naughty.t401", **{text: text for text in CHUNKS[-1]})
+        user = self.sign(PAYLOADS[3])
+        self.call("naughty.t400", user)
+        pending = self.call("naughty.t401", user, **{text: text for text in CHUNKS[-1]})
         assert pending["error"]["kind"] == "ApprovalPending", pending
         self.approval = hub.api("/api/approvals?state=pending")["approvals"][0]["id"]
         self._decide()
@@ -213,11 +236,12 @@ class Place:
 
     def _connect_clients(self, stack: ExitStack) -> None:
         method = "subscriptions/listen"
-        for text in PAYLOADS:
+        for number, text in enumerate(PAYLOADS):
+            token = self.sign(NAMES[number % 9]) if number % 2 else self.key
             meta = {"io.modelcontextprotocol/clientInfo": {"name": text, "version": text}}
             params = {"notifications": {"toolsListChanged": True}, "_meta": meta}
             message = wire.request(1, method, wire.modern_params(params))
-            headers = {**wire.modern_headers(method), "Authorization": f"Bearer {self.key}"}
+            headers = {**wire.modern_headers(method), "Authorization": f"Bearer {token}"}
             stack.enter_context(wire.stream("POST", self.hub.mcp_url, message, headers, 60)).next()
 
     def list_paths(self) -> list[str]:
@@ -243,6 +267,7 @@ class Place:
             "/policies?tab=what-if&principal=key:ci&tool=naughty.t400",
             "/policies?tab=shadow",
             "/access?principal=key:ci",
+            f"/access?principal={quote(f'user:corp/{PAYLOADS[3]}')}",
             "/access?tool=names.t000",
             "/pins",
             *(f"/pins?name=naughty.all{number}" for number in chunks),
@@ -261,6 +286,7 @@ class Place:
             f"/traces/{trace}",
             f"/traces/{denied}",
             "/audit",
+            f"/audit?caller={quote(f'user:corp/{PAYLOADS[4]}')}",
             "/limits",
             "/health",
             "/health?tab=settings",
@@ -285,11 +311,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     ]
     with (
         HttpPeer("a2a_sdk_agent", "--card", card) as agent,
-        run_module_hub(servers, CONFIG) as hub,
+        run_identity_provider() as provider,
+        run_module_hub(servers, CONFIG.replace("ISSUER", provider.issuer)) as hub,
         ExitStack() as stack,
     ):
         hub.wait_connected("naughty", "names", timeout=60)
-        found = Place(hub, folder / "naughty.json")
+        found = Place(hub, folder / "naughty.json", provider)
         found.fill(stack, agent.url)
         yield found
 
@@ -314,17 +341,22 @@ class Watch:
 
     def check(self, path: str) -> str:
         """Checks the page, and returns its text."""
-        assert self.tab.page.evaluate(FIND_MARKUP) == [], path
+        found, text = self.tab.page.evaluate(FIND_MARKUP)
+        assert found == [], path
         assert not self.foreign, (path, self.foreign)
         self.tab.check()
-        return str(self.tab.page.text_content("#main"))
+        return str(text)
 
 
-def _list_missing(text: str) -> list[str]:
-    """The payloads that are neither in a text nor in JSON in it; those with characters that the hub
-    removes aside."""
+def _list_missing(text: str, before: str = "") -> list[str]:
+    """The payloads that are not after `before` in a text, or in JSON in it; those with characters
+    that the hub removes aside."""
     plain = [one for one in PAYLOADS if one.isprintable() and one.isascii()]
-    return [one for one in plain if one not in text and json.dumps(one)[1:-1] not in text]
+    return [
+        one
+        for one in plain
+        if before + one not in text and before + json.dumps(one)[1:-1] not in text
+    ]
 
 
 @pytest.mark.promise("U7")
@@ -333,7 +365,7 @@ def test_no_text_runs_on_any_screen(place: Place, open_tab: OpenTab) -> None:
     watch = Watch(tab)
     texts = {}
     for path in place.list_paths():
-        tab.open(path)
+        tab.go(path)
         expect(tab.page.locator("[aria-busy=true]")).to_have_count(0)
         more = tab.page.locator(".pager button:visible")
         while path in PAGED and more.count():
@@ -347,6 +379,10 @@ def test_no_text_runs_on_any_screen(place: Place, open_tab: OpenTab) -> None:
     assert not _list_missing(texts[f"/approvals/{place.approval}"])
     assert PAYLOADS[3] in texts["/workflows"] and PAYLOADS[3] in texts["/workflows/evil"]
     assert PAYLOADS[3] in texts["/servers"] and PAYLOADS[3] in texts["/limits"]
+    assert not _list_missing(texts["/audit"], "user:corp/")
+    user = f"user:corp/{PAYLOADS[3]}"
+    shown = ("/limits", "/traces", "/approvals", f"/approvals/{place.approval}")
+    assert not [path for path in shown if user not in texts[path]]
 
 
 @pytest.mark.promise("U7")
@@ -396,8 +432,10 @@ def test_no_text_runs_in_pages_without_javascript(place: Place, open_tab: OpenTa
     tab = open_tab(place.hub)
     tab.page.goto(create_link(place.hub))
     tab.page.wait_for_url(f"{place.hub.url}/console/")
-    tab.page.route("**/console/static/**/*.js", lambda route: route.abort())
-    tab.expected.append("ERR_FAILED")
+    network = tab.context.new_cdp_session(tab.page)
+    network.send("Network.enable")
+    network.send("Network.setBlockedURLs", {"urls": ["*/console/static/*.js"]})
+    tab.expected.append("ERR_BLOCKED_BY_CLIENT")
     watch = Watch(tab)
     texts = {}
     for path in place.list_paths():
@@ -414,5 +452,6 @@ def test_no_text_runs_in_pages_without_javascript(place: Place, open_tab: OpenTa
                 more.click()
         texts[path] = text
     assert not _list_missing(texts["/tools"])
+    assert not _list_missing(texts["/audit"], "user:corp/")
     assert not _list_missing(texts[f"/tools/names.all{len(CHUNKS) - 1}"])
     assert not _list_missing(texts[f"/agents/{place.agent}"])

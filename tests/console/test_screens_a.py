@@ -15,7 +15,7 @@ import pytest
 from playwright.sync_api import expect
 from tests.console.browser import BrowserTab
 from tests.live.conftest import RunningHub
-from tests.live.module_hub import run_module_hub
+from tests.live.module_hub import run_module_hub, until
 from tests.peers import wire
 from tests.peers.process import server_entry
 
@@ -116,6 +116,7 @@ def test_an_empty_hub_leads_to_the_first_call(open_tab: OpenTab) -> None:
 
         ask = {"message": "What is a pin?"}
         hub.call("guide.message", ask)  # HTTP without a key: another client
+        until(lambda: "local:local" in json.dumps(hub.api("/api/map")))
         tab.open("/")
         edge = tab.page.locator(".map .edge[aria-label*='local:local → guide']")
         expect(edge).to_have_attribute("aria-label", re.compile("1 call;"))

@@ -13,6 +13,7 @@ from dragoman.core import call_chains as module
 from dragoman.core.call import Call, Result
 from dragoman.core.call_chains import CallChains, RunningCall
 from dragoman.core.errors import Looping, Refused
+from dragoman.core.holders import find_person
 from dragoman.core.principal import LOCAL, Principal
 from dragoman.core.tool import DEFAULT_TRAITS, Tool
 from dragoman.core.trace import CHAIN, PARENT, STATE, Trace, TraceContext, new_trace, parse_trace
@@ -216,6 +217,22 @@ def test_named_call_is_chosen_among_those_a_target_serves() -> None:
 
 
 @pytest.mark.promise("Q7")
+def test_call_that_the_hub_makes_later_belongs_to_its_callers_though_the_target_serves_others() -> (
+    None
+):
+    stage = ChainStage()
+    agent = of("agent")
+    served = stage.begin(ANN, "agent")
+    with stage.chains.hold([(BOB, "api")], {}) as held:
+        within = TraceContext(held.id, held.span, "")
+        inner = stage.begin(agent, "git", within)
+        assert inner.trace.origin == BOB.label
+        assert inner.parent is not None and inner.parent.principal == BOB
+        assert not inner.trace.is_ambiguous and find_person(inner) is None  # no credential of ANN
+        stage.end(inner)
+    stage.end(served)
+
+
 def test_unnamed_parent_is_not_refused_for_another_chain() -> None:
     stage = ChainStage()
     ann, bob = stage.begin(ANN, "a"), stage.begin(BOB, "b")

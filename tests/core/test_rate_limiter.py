@@ -143,7 +143,7 @@ def test_flood_of_identities_takes_nothing_from_a_principal_and_resets_no_budget
             pass
     # Ten seconds: the places free themselves at most ten times, and the rest shares one budget.
     assert admitted < 10_000
-    assert len(limiter._principals.full_at) <= 1_001
+    assert len(limiter.principals.full_at) <= 1_001
 
 
 def test_places_in_a_full_table_are_shared_and_free_themselves() -> None:
@@ -156,7 +156,7 @@ def test_places_in_a_full_table_are_shared_and_free_themselves() -> None:
     assert limiter.list_lowest(200)[0].remaining == 0
     clock.now += 51
     assert count_charged(limiter, key("late-1")) == 50
-    assert len(limiter._principals.full_at) <= 101
+    assert len(limiter.principals.full_at) <= 101
 
 
 def test_unauthenticated_addresses_are_charged_by_network() -> None:

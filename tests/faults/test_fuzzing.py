@@ -64,7 +64,7 @@ def test_server_with_fuzzed_lists_is_used_once_it_answers_well() -> None:
 
 
 @pytest.mark.promise("N1")
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_api_answers_as_its_openapi_document_says() -> None:
     outcome = Outcome()
     check_api(1, SEED, outcome, "--phases", "coverage")

@@ -16,7 +16,9 @@ from dragoman.core.approvals import (
     CANCELLED,
     DENIED,
     EXPIRED,
+    INTERRUPTED,
     PENDING,
+    RUNNING,
     STEP,
     ApprovalRequest,
     ApprovalRule,
@@ -50,6 +52,7 @@ from dragoman.guards.authorize import Authorize
 from dragoman.guards.config import ApprovalSettings
 from dragoman.guards.held_calls import HeldCalls
 from dragoman.stores.approvals import SqliteApprovals
+from dragoman.stores.database import StorePlace
 
 pytestmark = pytest.mark.promise("U6")
 
@@ -102,7 +105,7 @@ class NullAudit:
 
 
 class Rig:
-    def __init__(self, home: Path, **settings: Any) -> None:
+    def __init__(self, home: StorePlace, **settings: Any) -> None:
         self.now = 1_000.0
         self.judge, self.target, self.audit = Judge(), Target(), NullAudit()
         self.settings = ApprovalSettings(**{"wait_secs": 0, **settings})
@@ -138,8 +141,8 @@ class Rig:
 
 
 @pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
-    made = Rig(tmp_path)
+def rig(store_place: StorePlace) -> Iterator[Rig]:
+    made = Rig(store_place)
     yield made
     made.store.close()
 
@@ -232,7 +235,7 @@ async def test_decisions_are_final_and_need_the_right(rig: Rig) -> None:
     assert rig.desk.claim(id) is None and rig.desk.get(id).outcome == "failed"
 
 
-async def test_a_step_is_requested_found_and_withdrawn(rig: Rig, tmp_path: Path) -> None:
+async def test_a_step_is_requested_found_and_withdrawn(rig: Rig, store_place: StorePlace) -> None:
     request = ApprovalRequest(
         id="run9.review", kind=STEP, title="Review", reason="a person reads it", requester=CI,
         arguments={"text": "hello"}, expires_at=2_000.0, run="run9", step="review",
@@ -252,7 +255,7 @@ async def test_a_step_is_requested_found_and_withdrawn(rig: Rig, tmp_path: Path)
     rig.desk.decide("b", True, LEA)
     assert second.state == PENDING and rig.ready == [] and not rig.store.begin("b")
     # Another process finds the same.
-    again = Rig(tmp_path)
+    again = Rig(store_place)
     approval = again.desk.find("b")
     assert approval is not None and (approval.state, approval.decided_by) == (APPROVED, "key:lea")
     again.store.close()
@@ -269,8 +272,8 @@ async def test_a_long_list_lets_others_work(tmp_path: Path) -> None:
     rig.store.close()
 
 
-async def test_requests_are_bounded(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, pending=3, pending_each=2, keep=10)
+async def test_requests_are_bounded(store_place: StorePlace) -> None:
+    rig = Rig(store_place, pending=3, pending_each=2, keep=10)
     await rig.park(x=1), await rig.park(x=2)
     with pytest.raises(Overloaded, match="pending_each"):
         await rig.call(x=3)
@@ -305,3 +308,15 @@ def test_rules_of_an_agent_and_its_caller_are_joined() -> None:
     assert join_rules(one, ApprovalRule("b")) == ApprovalRule("a; b", one.approvers, 60.0)
     with pytest.raises(AuthorizationError):
         join_rules(one, ApprovalRule("b", ("role:z",)))
+
+
+async def test_calls_of_another_hub_that_has_ended_are_interrupted(rig: Rig) -> None:
+    begun = []
+    for hub in ("one", "two"):
+        rig.store.rename_hub(hub)
+        id = await rig.park(hub=hub)
+        rig.desk.decide(id, True, LEA)
+        assert rig.desk.claim(id) is not None
+        begun.append(id)
+    rig.desk.take_over("one")
+    assert [rig.desk.get(id).outcome for id in begun] == [INTERRUPTED, RUNNING]

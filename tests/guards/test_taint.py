@@ -40,6 +40,7 @@ from dragoman.guards.questions import Questions
 from dragoman.guards.recursion import Recursion
 from dragoman.guards.taint import CollectLabels, Taint
 from dragoman.guards.tool_flows import ToolFlowTable, find_mode, list_rules
+from dragoman.stores.database import StorePlace
 from dragoman.stores.labels import MemoryLabels, SqliteLabels
 
 pytestmark = pytest.mark.promise("P5")
@@ -304,9 +305,11 @@ async def test_calls_of_a_client_are_observed_by_default(clients: str, how: str)
     assert not target.calls[-1].notes.flows
 
 
-async def test_run_labels_survive_a_restart_where_they_are_enforced(tmp_path: Path) -> None:
+async def test_run_labels_survive_a_restart_where_they_are_enforced(
+    store_place: StorePlace,
+) -> None:
     for turn in range(2):
-        store = SqliteLabels(tmp_path)
+        store = SqliteLabels(store_place)
         rig = Rig('clients = "enforce"\n', store)
         add_matrix(rig)
         if not turn:
@@ -329,16 +332,18 @@ async def test_answer_of_an_agent_labels_the_run_of_its_client() -> None:
 
 
 @pytest.mark.parametrize("how", ["message", "session"])
-async def test_conversation_with_an_agent_keeps_its_labels(tmp_path: Path, how: str) -> None:
+async def test_conversation_with_an_agent_keeps_its_labels(
+    store_place: StorePlace, how: str
+) -> None:
     def more(id: str) -> dict[str, Any]:
         return {"message": MessageOrigin(context=id)} if how == "message" else {"session": id}
 
-    store = SqliteLabels(tmp_path)
+    store = SqliteLabels(store_place)
     rig = Rig(store=store)
     add_matrix(rig)
     await rig.run("from_external_network.do", **more("c1"))
     store.close()
-    store = SqliteLabels(tmp_path)
+    store = SqliteLabels(store_place)
     rig = Rig(store=store)  # after a restart
     add_matrix(rig)
     with pytest.raises(Tainted, match=r'from "from_external_network.do"'):
@@ -417,8 +422,8 @@ async def test_resource_has_the_labels_of_its_file() -> None:
         await rig.call("agent.message")
 
 
-def test_dropped_labels_pass_to_everything_of_their_kind(tmp_path: Path) -> None:
-    store = SqliteLabels(tmp_path, most=10)
+def test_dropped_labels_pass_to_everything_of_their_kind(store_place: StorePlace) -> None:
+    store = SqliteLabels(store_place, most=10)
     origin = {"secret": LabelOrigin("a.b", "t" * 32, "why")}
     for number in range(11):
         store.add_labels(f"file /w/{number}", origin)

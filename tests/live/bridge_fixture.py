@@ -26,7 +26,7 @@ from tests.peers.process import HttpPeer, read_log, toml
 
 from mcp import Client, StdioServerParameters
 
-SECONDS = 10.0
+SECONDS = 30.0
 VERSIONS = {"legacy": "2025-11-25", "2026-07-28": "2026-07-28"}
 EXPOSE = '[mcp]\nstdio_expose = ["*"]\n'
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -11,7 +12,7 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,18 @@ from tests.peers import process, wire
 from tests.peers.forked import run_forked, start_process
 from tests.peers.process import alive, processes_at_home, wait_until_gone
 
+from dragoman.app.store_place import open_offline_place
 from dragoman.cli.audit import _build_row
 from dragoman.stores.audit.reader import AuditReader
 from dragoman.stores.audit.verify import verify
+from dragoman.stores.keys import KeyStore
 
 DRAGOMAN = [sys.executable, "-m", "dragoman"]
-START_SECONDS = 20.0
-STOP_SECONDS = 10.0
+START_SECONDS = 60.0
+STOP_SECONDS = 20.0  # twice the documented time, which test_shutdown.py measures
 OUTCOME_SECONDS = 1.0
+TEST_STORE = "DRAGOMAN_TEST_STORE"
+"""The address of a PostgreSQL server on which hubs of tests have their stores."""
 
 
 def _descendants(pid: int) -> list[int]:
@@ -58,6 +63,27 @@ def _written_config(config: str, servers: Sequence[str]) -> str:
     return "\n".join([config, *servers])
 
 
+def put_on_postgres(home: Path, server: str) -> None:
+    """Gives the home a database of that server: by the variable `TEST_STORE`, tests of hubs run on
+    PostgreSQL."""
+    from tests.peers.postgres_server import create_database
+
+    file = home / "config.toml"
+    text = file.read_text(encoding="utf-8")
+    if "[store]" not in text:
+        name = f"h{hashlib.sha256(str(home).encode()).hexdigest()[:16]}"
+        file.write_text(f'{text}\n[store]\nurl = "{create_database(server, name)}"\n', "utf-8")
+
+
+@contextmanager
+def open_keys(home: Path) -> Iterator[KeyStore]:
+    """The keys of a home, wherever they are."""
+    if TEST_STORE in os.environ:
+        put_on_postgres(home, os.environ[TEST_STORE])
+    with open_offline_place(home) as place, closing(KeyStore(place)) as store:
+        yield store
+
+
 class RunningHub:
     """A hub that runs as a child process.
 
@@ -69,6 +95,8 @@ class RunningHub:
         self.checks = True
         self.killed = False
         self.problems: list[str] = []
+        if TEST_STORE in os.environ:
+            put_on_postgres(home, os.environ[TEST_STORE])
         self._before = set(processes_at_home(home))  # left by a hub that was killed, not by this
         config = tomllib.loads((home / "config.toml").read_text(encoding="utf-8"))
         key = config.get("api_key")
@@ -154,7 +182,7 @@ class RunningHub:
         """The whole answer to one `tools/call`."""
         return self.rpc("tools/call", {"name": tool, "arguments": dict(arguments or {})}, **how)
 
-    def wait_connected(self, *servers: str, timeout: float = 20.0) -> None:
+    def wait_connected(self, *servers: str, timeout: float = 60.0) -> None:
         """Until these servers are connected: the hub serves before they are."""
         end = time.monotonic() + timeout
         while True:
@@ -166,7 +194,7 @@ class RunningHub:
                 raise TimeoutError(f"not connected in {timeout} s: {state}\n{self.log()}")
             time.sleep(0.02)
 
-    def command(self, *args: str, timeout: float = 30.0) -> subprocess.CompletedProcess[str]:
+    def command(self, *args: str, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
         """`dragoman ARGS --home HOME`, to its end."""
         return run_forked([*DRAGOMAN, *args, "--home", str(self.home)], timeout, text=True)
 
@@ -244,6 +272,16 @@ class RunningHub:
             self._log.close()
 
 
+def run_hub(home: Path, args: Sequence[str], env: Mapping[str, str]) -> RunningHub:
+    """Runs a hub; with `DRAGOMAN_TEST_HUBS=2` in the environment, so many behind a balancer."""
+    count = int(os.environ.get("DRAGOMAN_TEST_HUBS", "1"))
+    if count == 1:
+        return RunningHub(home, args, env)
+    from tests.live.cluster_rig import BalancedHub
+
+    return BalancedHub(home, args, env, count)
+
+
 @pytest.fixture
 def hub(short_tmp: Path) -> Iterator[Callable[..., RunningHub]]:
     """Starts a hub: `hub(servers=[server_entry(...)], config="extra toml", home=None, args=[])`.
@@ -267,7 +305,7 @@ def hub(short_tmp: Path) -> Iterator[Callable[..., RunningHub]]:
         if servers or config or not file.exists():
             file.write_text(_written_config(config, servers), encoding="utf-8")
             file.chmod(0o600)
-        started.append(RunningHub(place, args, env or {}))
+        started.append(run_hub(place, args, env or {}))
         return started[-1]
 
     yield start

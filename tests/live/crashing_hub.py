@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 from tests.peers.forked import start_process
 
 HEADERS = {"content-type": "application/json", "a2a-version": "1.0"}
-START_SECONDS = 20.0
+START_SECONDS = 60.0
 LOST = (OSError, http.client.HTTPException, EOFError)
 """What a client sees of a hub that was killed."""
 
@@ -118,10 +118,11 @@ def executions(home: Path) -> list[tuple[str, str, str]]:
 class Hub:
     """A hub in `home` as a child process, which may end at any moment."""
 
-    def __init__(self, home: Path, crash: str = "") -> None:
+    def __init__(self, home: Path, crash: str = "", env: Mapping[str, str] | None = None) -> None:
         self.home = home
         self._clients: list[Client] = []
         environment = {k: v for k, v in os.environ.items() if not k.startswith("DRAGOMAN_")}
+        environment |= env or {}
         if crash:
             environment["CRASH"] = crash
         self._log = (home / "out.txt").open("ab")

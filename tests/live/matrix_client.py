@@ -16,7 +16,7 @@ from tests.peers import wire
 from dragoman.mcp.protocol.revisions import NAMES
 
 REVISIONS = NAMES
-SECONDS = 10.0
+SECONDS = 30.0
 
 Answering = Callable[[str, Mapping[str, Any]], dict[str, Any] | None]
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tests.live.conftest import RunningHub, _written_config
+from tests.live.conftest import RunningHub, _written_config, run_hub
 from tests.peers import wire
 
 T = TypeVar("T")
@@ -30,7 +30,7 @@ def run_module_hub(
     try:
         (home / "config.toml").write_text(_written_config(config, servers), encoding="utf-8")
         (home / "config.toml").chmod(0o600)
-        running = RunningHub(home, [], env or {})
+        running = run_hub(home, [], env or {})
         try:
             yield running
         finally:

@@ -8,7 +8,8 @@ import asyncio
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -93,6 +94,102 @@ class RecordingAgent:
                 said = f"HTTP/1.1 {status} -\r\ncontent-type: application/json\r\n"
                 writer.write(f"{said}content-length: {len(data)}\r\n\r\n".encode() + data)
                 await writer.drain()
+
+
+class TaskAgent(RecordingAgent):
+    """Answers every message with a task, which ends by itself after `seconds`, or by `settle`. It
+    does not stream, and has no list of tasks. In 0.1, the client names the task."""
+
+    METHODS: Mapping[str, Mapping[str, str]] = {
+        "1.0": {"SendMessage": "send", "GetTask": "get", "CancelTask": "cancel"},
+        "0.1": {"tasks/send": "send", "tasks/get": "get", "tasks/cancel": "cancel"},
+    }
+
+    def __init__(self, name: str, *skills: Any, version: str = "1.0") -> None:
+        super().__init__(name, *skills)
+        self.version = version
+        if version == "0.1":
+            self.more = {"supportedInterfaces": [], "protocolVersion": "0.1"}
+        self.seconds: Callable[[], float] | None = None
+        self.state = "working"
+        """Of new tasks."""
+        self.held: set[str] = set()
+        """`send`, `get` or `answer` wait while they are in here."""
+        self.waiting: set[str] = set()
+        """Of these, those that wait."""
+        self.tasks: dict[str, tuple[str, str, float]] = {}
+        """The state and text of each, and when it ends by itself."""
+        self.polls = 0
+        self.most_polls = 0
+        """At once."""
+        self._polling = 0
+        self.cancelled: list[str] = []
+
+    def card(self) -> dict[str, Any]:
+        return {**super().card(), "url": self.url}
+
+    def settle(self, state: str, text: str = "") -> None:
+        """Has all tasks in this state."""
+        self.tasks = dict.fromkeys(self.tasks, (state, text, 0.0))
+
+    async def _answer(self, asked: dict[str, Any]) -> dict[str, Any]:
+        method = self.METHODS[self.version].get(asked["method"])
+        if method is None:
+            return {"error": {"code": -32601, "message": "unknown method"}}
+        params = asked["params"]
+        if method == "send":
+            return await self._begin(params)
+        if params["id"] not in self.tasks:
+            return {"error": NO_TASK}
+        if method == "cancel":
+            self.cancelled.append(params["id"])
+            self.tasks[params["id"]] = ("canceled", "", 0.0)
+        else:
+            self.polls += 1
+            self._polling += 1
+            self.most_polls = max(self.most_polls, self._polling)
+            try:
+                await asyncio.sleep(0.002)
+                await self._hold("get")
+            finally:
+                self._polling -= 1
+        return {"result": self._render(params["id"])}
+
+    async def _begin(self, params: dict[str, Any]) -> dict[str, Any]:
+        message = params["message"]
+        self.sent.append(message)
+        id = message.get("taskId") or params.get("id") or f"task-{len(self.sent)}"
+        if id in self.tasks:
+            await self._hold("answer")
+            self.tasks[id] = ("completed", "answered", 0.0)
+        else:
+            due = time.monotonic() + self.seconds() if self.seconds is not None else 0.0
+            self.tasks[id] = (self.state, "at it", due)
+            await self._hold("send")
+        task = self._render(id)
+        return {"result": task if self.version == "0.1" else {"task": task}}
+
+    async def _hold(self, method: str) -> None:
+        end = time.monotonic() + 60
+        while method in self.held and time.monotonic() < end:
+            self.waiting.add(method)
+            await asyncio.sleep(0.005)
+        self.waiting.discard(method)
+
+    def _render(self, id: str) -> dict[str, Any]:
+        state, text, due = self.tasks[id]
+        if state == "working" and 0 < due <= time.monotonic():
+            state, text = "completed", "done"
+        kind = {"text": text} if self.version == "1.0" else {"type": "text", "text": text}
+        name = f"TASK_STATE_{state.upper()}" if self.version == "1.0" else state
+        said = {"messageId": "m", "role": "ROLE_AGENT", "parts": [kind]}
+        status: dict[str, Any] = {"state": name.replace("-", "_"), "message": said}
+        if self.version == "0.1":
+            status = {"state": state, "message": {"role": "agent", "parts": [kind]}}
+        task: dict[str, Any] = {"id": id, "contextId": f"c-{id}", "status": status}
+        if state == "completed":
+            task["artifacts"] = [{"artifactId": "a", "name": "a", "index": 0, "parts": [kind]}]
+        return task
 
 
 @contextmanager

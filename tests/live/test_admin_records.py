@@ -7,13 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.live.conftest import RunningHub
+from tests.live.conftest import RunningHub, open_keys
 from tests.peers import wire
 
 from dragoman.stores.audit.reader import AuditReader
-from dragoman.stores.keys import KeyStore
 
-WAIT_SECONDS = 20.0
+WAIT_SECONDS = 60.0
 SERVER = """
 [[mcp_servers]]
 name = "{name}"
@@ -53,10 +52,9 @@ def test_administrative_actions_are_audited(
     assert first.stop() == 0
 
     # While no hub runs: the next one finds it.
-    store = KeyStore(home)
-    key = store.create("guest", owner="me", expires_at=None, scopes=["call"])
-    store.revoke("ci")
-    store.close()
+    with open_keys(home) as store:
+        key = store.create("guest", owner="me", expires_at=None, scopes=["call"])
+        store.revoke("ci")
     config = (home / "config.toml").read_text()
     (home / "config.toml").write_text(
         config.replace('"true"', '"false"') + SERVER.format(name="new", command="SECRET")

@@ -311,6 +311,7 @@ def test_responses_match_the_openapi_document(hub: RunningHub) -> None:
         "/api/traces/{name}": hub.get("/api/traces/0123456789"),
         "/api/map": hub.get("/api/map?minutes=1"),
         "/api/clients": hub.get("/api/clients"),
+        "/api/cluster": hub.get("/api/cluster"),
         "/api/keys": hub.get("/api/keys"),
         "/api/config": hub.get("/api/config"),
         "/api/doctor": hub.get("/api/doctor"),

@@ -20,12 +20,11 @@ import pytest
 from mcp.client.streamable_http import streamable_http_client
 from mcp.types import ElicitResult
 from tests.live.a2a_hub import SEND, V10, Caller
-from tests.live.conftest import RunningHub, _written_config
+from tests.live.conftest import RunningHub, _written_config, open_keys
 from tests.live.module_hub import until
 from tests.peers import wire
 from tests.peers.process import server_entry
 
-from dragoman.stores.keys import KeyStore
 from mcp import Client
 
 pytestmark = [pytest.mark.promise("U6"), pytest.mark.timeout(90)]
@@ -137,14 +136,13 @@ def run_rig() -> Iterator[Rig]:
         (home / "config.toml").chmod(0o600)
         (home / "policies").mkdir()
         (home / "policies" / "main.cedar").write_text(POLICIES, encoding="utf-8")
-        store = KeyStore(home)
-        keys = {
-            name: store.create(name, owner=name, expires_at=None, scopes=["call"], roles=roles)
-            for name, roles in (
-                ("ann", ["owner"]), ("lea", ["lead"]), ("ci", []), ("guest", []), ("temp", []),
-            )
-        }  # fmt: skip
-        store.close()
+        with open_keys(home) as store:
+            keys = {
+                name: store.create(name, owner=name, expires_at=None, scopes=["call"], roles=roles)
+                for name, roles in (
+                    ("ann", ["owner"]), ("lea", ["lead"]), ("ci", []), ("guest", []), ("temp", []),
+                )
+            }  # fmt: skip
         rig = Rig(home, keys)
         try:
             yield rig

@@ -13,14 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.live.conftest import DRAGOMAN, RunningHub
+from tests.live.conftest import DRAGOMAN, RunningHub, open_keys
 from tests.live.module_hub import run_module_hub, until
 from tests.live.unix_client import UnixClient
 from tests.peers import wire
 from tests.peers.forked import run_forked
 from tests.peers.process import server_entry
-
-from dragoman.stores.keys import KeyStore
 
 API_KEY = "the key of the configuration"
 ORIGIN = "https://app.example.com"
@@ -232,10 +230,9 @@ def test_keys_are_created_listed_and_revoked_by_command(hub: RunningHub) -> None
 
 
 def test_expired_key_is_refused(hub: RunningHub) -> None:
-    store = KeyStore(hub.home)
     made = time.time()
-    key = store.create("brief", owner="me", expires_at=made + 2.5, scopes=["call"])
-    store.close()
+    with open_keys(hub.home) as store:
+        key = store.create("brief", owner="me", expires_at=made + 2.5, scopes=["call"])
 
     def status() -> int:
         return ask(hub, "GET", "/api/tools", {"Authorization": f"Bearer {key}"}).status

@@ -12,7 +12,7 @@ from tests.live.conftest import RunningHub
 from tests.peers import wire
 from tests.peers.process import server_entry
 
-WAIT_SECONDS = 20.0
+WAIT_SECONDS = 60.0
 
 
 def status_without_key(hub: RunningHub) -> int:

@@ -105,6 +105,8 @@ def test_the_first_sign_in_adds_the_user_and_the_app_connects(
     [
         {"email": "eve@evil.example"},
         {"email": "eve@example.com.evil.example"},
+        {"email": "<img src=x onerror=alert(1)>eve@example.com"},
+        {"email": "eve@<img src=x onerror=alert(1)>"},
         {"email_verified": False},
         {"email_verified": "true"},
         {"email": None},
@@ -136,6 +138,7 @@ def test_claims_that_do_not_fit_open_no_session(
     with Browser(hub.url) as browser:
         refused = browser.get(begin(browser))
         assert refused.status_code == 403, refused.text
+        assert "<img" not in refused.text
         assert not any("session" in name for name in browser.cookies)
     assert not [one for one in users.list() if "eve" in one.name]
 

@@ -9,6 +9,7 @@ from tests.live.module_hub import run_module_hub
 from tests.peers.browser import HTTP
 from tests.peers.identity_provider import run_identity_provider
 
+from dragoman.app.store_place import open_offline_place
 from dragoman.stores.client_grants import ClientGrantStore
 from dragoman.stores.users import UsersDatabase, UserStore
 
@@ -38,7 +39,10 @@ def test_a_token_of_the_hub_is_not_sent_to_a_provider() -> None:
                 return HTTP.get(f"{hub.url}/api/tools", headers=headers).status_code
 
             assert hub.command("users", "add", "anna").returncode == 0
-            with closing(UsersDatabase(hub.home)) as base:
+            with (
+                open_offline_place(hub.home) as place,
+                closing(UsersDatabase(place)) as base,
+            ):
                 users = UserStore(base)
                 grants = ClientGrantStore(base, users)
                 assert users.get("anna").scopes == ("call", "tools")

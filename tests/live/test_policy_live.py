@@ -291,9 +291,10 @@ class Load:
                 streams[1].close()
 
         async def swaps() -> None:
+            await eventually(lambda: sum(one.at_once for one in self.agents) == CALLERS, 60)
+            # Not before: the hub closes a connection on which nothing comes for ten seconds.
             streams = await asyncio.open_connection(parts.hostname, parts.port)
             try:
-                await eventually(lambda: sum(one.at_once for one in self.agents) == CALLERS, 30)
                 for number in range(SWAPS):
                     name = await asyncio.to_thread(put, self.hub, numbered(number))
                     self.sets[name] = number
@@ -310,7 +311,7 @@ class Load:
                 over.set()
                 streams[1].close()
 
-        async with asyncio.timeout(50):
+        async with asyncio.timeout(100):
             await asyncio.gather(swaps(), *(caller(number) for number in range(CALLERS)))
 
 
@@ -326,7 +327,15 @@ def test_thousand_concurrent_calls_each_use_one_policy_set() -> None:
                 one.delay = some_seconds
             load = Load(hub, agents)
             asyncio.run(load.run())
-            rows = {row["trace"]: row for row in hub.audit() if row.get("trace") in load.answers}
+
+            def list_decided() -> dict[str, Any]:
+                """The rows of all calls, once each has its outcome."""
+                rows = {
+                    one["trace"]: one for one in hub.audit() if one.get("trace") in load.answers
+                }
+                return rows if all("policy_set" in one for one in rows.values()) else {}
+
+            rows = until(list_decided, 30)
     assert len(load.sets) == SWAPS
     assert rows.keys() == load.answers.keys() and len(rows) > CALLERS
     assert_decided_by_one_set(load, rows)

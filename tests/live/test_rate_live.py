@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import grpc
 import pytest
@@ -21,6 +22,7 @@ from tests.live.conftest import RunningHub
 from tests.live.module_hub import run_concurrently, run_module_hub, until
 from tests.peers import wire
 from tests.peers.process import server_entry
+from tests.peers.valkey_server import run_valkey
 
 pytestmark = pytest.mark.promise("O2")
 
@@ -39,12 +41,20 @@ agent = 101
 ECHO = {"name": "mcp_ok_echo", "arguments": {"text": "x"}}
 
 
-@pytest.fixture(scope="module")
-def hub() -> Iterator[RunningHub]:
-    servers = [server_entry("ok", "faulty_server", "ok")]
-    with run_a2a_hub(servers=servers, config=RATE, a2a={"grpc_port": 0}) as rig:
-        rig.hub.wait_connected("ok")
-        yield rig.hub
+@pytest.fixture(scope="module", params=["alone", "shared"])
+def hub(request: pytest.FixtureRequest) -> Iterator[RunningHub]:
+    """A hub with limits of its own, and one with limits in Redis."""
+    servers, config = [server_entry("ok", "faulty_server", "ok")], RATE
+    with ExitStack() as stack:
+        if request.param == "shared":
+            url = stack.enter_context(run_valkey()).url
+            config = f'[redis]\nurl = "{url}"\n{RATE}'
+        rig = run_a2a_hub(servers=servers, config=config, a2a={"grpc_port": 0})
+        running = stack.enter_context(rig).hub
+        running.wait_connected("ok")
+        if request.param == "shared":
+            until(lambda: b"dragoman_redis_up 1" in running.get("/metrics").body, 5.0)
+        yield running
 
 
 @pytest.fixture(scope="module")

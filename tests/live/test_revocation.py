@@ -31,12 +31,10 @@ from tests.live.a2a_hub import (
     run_a2a_hub,
     steps,
 )
-from tests.live.conftest import RunningHub
+from tests.live.conftest import RunningHub, open_keys
 from tests.live.module_hub import until
 from tests.live.test_a2a_webhooks import Receiver, receiving
 from tests.peers import wire
-
-from dragoman.stores.keys import KeyStore
 
 pytestmark = pytest.mark.promise("O1")
 
@@ -272,9 +270,8 @@ def end_all(opened: Mapping[str, Opened]) -> None:
 
 
 def key_for(rig: HubRig, name: str) -> Headers:
-    store = KeyStore(rig.hub.home)
-    key = store.create(name, owner="the same", expires_at=None, scopes=["call"])
-    store.close()
+    with open_keys(rig.hub.home) as store:
+        key = store.create(name, owner="the same", expires_at=None, scopes=["call"])
     headers = {"Authorization": f"Bearer {key}"}
     until(lambda: wire.get(f"{rig.hub.url}/api/status", headers).status == 200)
     return headers

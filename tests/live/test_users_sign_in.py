@@ -30,6 +30,7 @@ from tests.peers.browser import (
 )
 from tests.peers.process import server_entry
 
+from dragoman.app.store_place import open_offline_place
 from dragoman.oauth.authority.passwords import build_hasher
 from dragoman.stores.client_grants import ClientGrantStore
 from dragoman.stores.users import UsersDatabase, UserStore
@@ -49,7 +50,8 @@ class Team:
         self.hub = hub
         self.url = hub.url
         self._number = 0
-        self.base = UsersDatabase(hub.home)
+        self._place = open_offline_place(hub.home)
+        self.base = UsersDatabase(self._place.__enter__())
         self.users = UserStore(self.base)
         self.grants = ClientGrantStore(self.base, self.users)
 
@@ -60,6 +62,7 @@ class Team:
 
     def close(self) -> None:
         self.base.close()
+        self._place.__exit__(None, None, None)
 
     def is_served(self, token: str) -> bool:
         reply = HTTP.get(f"{self.url}/api/tools", headers={"authorization": f"Bearer {token}"})
@@ -348,7 +351,7 @@ def test_a_reused_refresh_token_ends_the_connection(team: Team, browser: Browser
     assert second["refresh_token"] != first["refresh_token"]
     # A response may be lost: the previous token is accepted for a moment. Make that moment pass.
     with team.base.transact() as db:
-        db.execute("UPDATE tokens SET used_at = used_at - 60 WHERE used_at NOT NULL")
+        db.execute("UPDATE tokens SET used_at = used_at - 60 WHERE used_at IS NOT NULL")
     third = app.refresh(second["refresh_token"]).json()
     assert team.is_served(third["access_token"])
     assert app.refresh(first["refresh_token"]).json()["error"] == "invalid_grant"

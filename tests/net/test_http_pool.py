@@ -74,7 +74,12 @@ async def test_requests_with_the_same_timeout_share_one_set_of_deadlines() -> No
 
 async def test_fixed_headers_are_sent_with_those_of_the_request_alone() -> None:
     fixed = FixedHeaders({"accept": "text/plain", "a2a-extensions": "one"})
-    sent = [{"traceparent": "00-1"}, {}, {"traceparent": "00-2", "a2a-extensions": "two"}]
+    sent = [
+        {"traceparent": "00-1"},
+        {},
+        {"traceparent": "00-2", "a2a-extensions": "two"},
+        {"x-%s": "100 %d", "x-%": "%"},
+    ]
     async with listening(always(OK)) as peer, a_client() as client:
         outlet = client.open_configured(peer.url, allow_private=False)
         for extra in sent:

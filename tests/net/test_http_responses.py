@@ -75,6 +75,18 @@ async def test_body_is_read_completely_with_every_framing(kind: str, piecemeal: 
         assert await get(client, peer.url) == (200, expected)
 
 
+async def test_each_value_of_a_repeated_header_is_kept() -> None:
+    cookies = b"set-cookie: a=1\r\nset-cookie: b=2\r\nx-a: c\r\nset-cookie: d=3\r\n"
+    head = START + cookies + b"content-length: 5\r\n\r\nhello"
+    async with listening(always(head)) as peer, a_client() as net:
+        client = net.open_configured(peer.url, allow_private=True)
+        for _ in range(3):  # also when the head is known
+            reply = await client.request("GET", peer.url, {}, timeout=5)
+            assert await reply.body.read(100) == b"hello"
+            assert [*reply.repeated] == [("set-cookie", "a=1"), ("set-cookie", "b=2")]
+            assert reply.headers["set-cookie"] == "d=3" and reply.headers["x-a"] == "c"
+
+
 @pytest.mark.parametrize(
     "head",
     [b"204 No Content\r\n\r\n", b"304 Not Modified\r\ncontent-length: 10\r\n\r\n"],

@@ -52,6 +52,12 @@ def data_part(value: Any) -> Part:
     return Part(data=made, media_type="application/json")
 
 
+async def wait_for_file(path: str) -> None:
+    async with asyncio.timeout(30):
+        while not Path(path).exists():
+            await asyncio.sleep(0.02)
+
+
 class Agent(AgentExecutor):
     def __init__(self, log: Callable[..., None]) -> None:
         self._log = log
@@ -70,6 +76,9 @@ class Agent(AgentExecutor):
             heard = [json_format.MessageToDict(part) for part in context.message.parts]
             await queue.enqueue_event(updater.new_agent_message([data_part({"parts": heard})]))
             return
+        if word == "late":  # no id is known before the file is there
+            await wait_for_file(rest)
+            self._log(event="released")
         if word == "turn":
             self._turns[context.context_id] += 1
             rest = f"turn {self._turns[context.context_id]}"
@@ -83,7 +92,7 @@ class Agent(AgentExecutor):
             task.status.timestamp.GetCurrentTime()
             await queue.enqueue_event(task)
             await updater.start_work()
-        elif word not in ("ask", "login"):
+        elif word not in ("ask", "login", "long"):
             await updater.add_artifact([Part(text=f"you said: {context.get_user_input()}")])
             await updater.complete()
             return
@@ -96,7 +105,7 @@ class Agent(AgentExecutor):
             "chunks": self._chunks, "data": self._data, "file": self._file, "slow": self._slow,
             "hang": self._hang, "silent": self._silent, "wait": self._wait,
             "rich": self._rich, "starting": self._starting, "outside": self._outside,
-            "form": self._form, "broken": self._broken,
+            "form": self._form, "broken": self._broken, "long": self._long,
         }  # fmt: skip
         await does.get(word, self._echo)(updater, rest or word)
 
@@ -170,20 +179,46 @@ class Agent(AgentExecutor):
     async def _outside(self, updater: TaskUpdater, rest: str) -> None:
         """Wants a login elsewhere, and goes on by itself when there is such a file."""
         await self._login(updater, rest)
-        async with asyncio.timeout(30):
-            while not Path(rest).exists():
-                await asyncio.sleep(0.02)
+        await wait_for_file(rest)
         await updater.start_work(updater.new_agent_message([Part(text="welcome")]))
         await updater.add_artifact([Part(text="logged in")])
         await updater.complete()
 
     async def _wait(self, updater: TaskUpdater, rest: str) -> None:
         """Until there is such a file."""
-        async with asyncio.timeout(30):
-            while not Path(rest).exists():
-                await asyncio.sleep(0.02)
+        await wait_for_file(rest)
         await updater.add_artifact([Part(text="it is there")])
         await updater.complete()
+
+    async def _long(self, updater: TaskUpdater, rest: str) -> None:
+        """Does what the file says, and again when it says something else, until the task ends."""
+        done = ""
+        async with asyncio.timeout(60):
+            while True:
+                path = Path(rest)
+                said = path.read_text(encoding="utf-8") if path.exists() else ""
+                if said != done:
+                    done = said
+                    word, _, words = said.partition(" ")
+                    if await self._obey(updater, word, words):
+                        return
+                await asyncio.sleep(0.02)
+
+    async def _obey(self, updater: TaskUpdater, word: str, words: str) -> bool:
+        """Returns whether the task ends, or asks."""
+        message = updater.new_agent_message([Part(text=words)])
+        if word == "say":
+            await updater.update_status(TaskState.TASK_STATE_WORKING, message)
+        elif word == "complete":
+            await updater.add_artifact([Part(text=words)])
+            await updater.complete()
+        elif word in ("fail", "reject", "cancel", "ask", "login"):
+            ends = {
+                "fail": updater.failed, "reject": updater.reject, "cancel": updater.cancel,
+                "ask": updater.requires_input, "login": updater.requires_auth,
+            }  # fmt: skip
+            await ends[word](message)
+        return word not in ("", "say", "login")
 
     async def _hang(self, updater: TaskUpdater, rest: str) -> None:
         message = updater.new_agent_message([Part(text="this takes long")])
@@ -250,6 +285,7 @@ def main(
     options.add_argument("--card", help="a file of JSON: other members and skills of the card")
     options.add_argument("--skill", action="append", default=[], help="a further one, as ID:TAG")
     options.add_argument("--log")
+    options.add_argument("--port", type=int, default=0)
     given = options.parse_args()
 
     def log(**entry: Any) -> None:
@@ -258,7 +294,8 @@ def main(
                 file.write(json.dumps(entry) + "\n")
 
     sock = socket.socket()
-    sock.bind(("127.0.0.1", 0))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind(("127.0.0.1", given.port))
     port = sock.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
     described = describe(url, given.declare or EVERYTHING, not given.no_streaming)

@@ -14,6 +14,7 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -41,6 +42,7 @@ class Agent:
             (id, [tag]) for id, _, tag in (one.partition(":") for one in more)
         ]
         self._tasks: dict[str, dict[str, Any]] = {}
+        self._working: set[asyncio.Task[None]] = set()
         self._cancelled: dict[str, asyncio.Event] = {}
 
     def log(self, **entry: Any) -> None:
@@ -128,6 +130,15 @@ class Agent:
             await asyncio.wait_for(self._cancelled[id].wait(), 60)
             yield self._now(task, "canceled", None)
             return
+        elif word == "long":
+            # Whether or not the client follows it.
+            events: asyncio.Queue[Any] = asyncio.Queue()
+            self._cancelled[id] = asyncio.Event()
+            work = asyncio.ensure_future(self._obey(task, Path(rest), events))
+            self._working.add(work)
+            while (event := await events.get()) is not None:
+                yield event
+            return
         elif word == "slow":
             for number in range(3):
                 yield self._now(task, "working", said(f"step {number}"))
@@ -135,6 +146,26 @@ class Agent:
         else:
             yield self._made(task, f"echo: {rest or word}")
         yield self._now(task, "completed", None)
+
+    async def _obey(self, task: dict[str, Any], path: Path, events: asyncio.Queue[Any]) -> None:
+        """Does what the file says, and again when it says something else, until the task ends."""
+        done, end = "", asyncio.get_running_loop().time() + 60
+        states = {"say": "working", "fail": "failed", "ask": "input-required", "reject": "rejected"}
+        while not self._cancelled[task["id"]].is_set():
+            said_now = path.read_text(encoding="utf-8") if path.exists() else ""
+            if said_now != done:
+                done = said_now
+                word, _, words = said_now.partition(" ")
+                if word == "complete":
+                    events.put_nowait(self._made(task, words))
+                    events.put_nowait(self._now(task, "completed", None))
+                elif word:
+                    events.put_nowait(self._now(task, states[word], said(words)))
+                if word not in ("", "say"):
+                    break
+            await asyncio.sleep(0.02)
+            assert asyncio.get_running_loop().time() < end, "nothing ends the task"
+        events.put_nowait(None)
 
     def _now(self, task: dict[str, Any], state: str, message: Any) -> dict[str, Any]:
         status = {"state": state, **({"message": message} if message else {})}

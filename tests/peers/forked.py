@@ -21,7 +21,7 @@ from typing import Any
 from tests.peers.forked_stdio import SIZE, list_inherited, send
 
 HERE = Path(__file__).parent.resolve()
-START_SECONDS = 20.0
+START_SECONDS = 60.0
 STARTING = threading.Lock()
 # What a hub, the relay and the commands import in nearly every test, most of it inside functions.
 DRAGOMAN_IMPORTS = (

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import threading
 import uuid
@@ -111,6 +112,10 @@ class Job:
             self.result = text(json.dumps(self.answers, sort_keys=True))
             return self.become("completed")
         self.become("working", "half way")
+        if "file" in arguments:  # until it exists
+            for _ in range(3_000):
+                if os.path.exists(arguments["file"]) or self.until(lambda: self.over, 0.02):
+                    break
         if not self.until(lambda: self.over, float(arguments.get("seconds", 0))):
             self.result = text(f"{name} is done")
             self.become("completed", "done")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from tests.stores.places import execute
+
 from dragoman.core.conversations import ConversationKey
 from dragoman.stores.conversations import ConversationStoreLimits, SqliteConversations
+from dragoman.stores.database import StorePlace, connect_server
 
 KEY = ConversationKey("a", "key:ann\0default", "c1")
 NOW = 1_000_000.0
@@ -23,9 +25,9 @@ def name(context: str, principal: str = KEY.principal) -> ConversationKey:
     return ConversationKey("a", principal, context)
 
 
-def list_contexts(home: Path) -> list[str]:
-    with closing(sqlite3.connect(home / "agents.db")) as db:
-        return [row[0] for row in db.execute("SELECT context FROM conversations ORDER BY used")]
+def list_contexts(place: StorePlace) -> list[str]:
+    rows = execute(place, "agents.db", "SELECT context FROM conversations ORDER BY used")
+    return [row[0] for row in rows]
 
 
 async def test_conversation_is_found_again_by_its_principal_alone(tmp_path: Path) -> None:
@@ -47,7 +49,7 @@ async def test_conversation_is_found_again_by_its_principal_alone(tmp_path: Path
     again.close()
 
 
-async def test_least_recent_conversations_go_first(tmp_path: Path) -> None:
+async def test_least_recent_conversations_go_first(store_place: StorePlace) -> None:
     now = [NOW]
     limits = ConversationStoreLimits(
         total=4, of_principal=3, size=1_000, seconds=100, prune_every=1, delay=0
@@ -61,19 +63,19 @@ async def test_least_recent_conversations_go_first(tmp_path: Path) -> None:
                 await asyncio.sleep(0.002)
         await store._submit(lambda: None)  # after the write, in the same thread
 
-    store = SqliteConversations(tmp_path, limits=limits, clock=lambda: now[0])
+    store = SqliteConversations(store_place, limits=limits, clock=lambda: now[0])
     for context in ("1", "2", "3", "4"):
         await save(context)
-    assert list_contexts(tmp_path) == ["2", "3", "4"] and await store.find(name("1")) is None
+    assert list_contexts(store_place) == ["2", "3", "4"] and await store.find(name("1")) is None
     await save("2", "again")
     for context in ("5", "6"):
         await save(context, principal="other")
-    assert list_contexts(tmp_path) == ["4", "2", "5", "6"]
+    assert list_contexts(store_place) == ["4", "2", "5", "6"]
     await save("7", "y" * 950, "other")
-    assert list_contexts(tmp_path) == ["7"]
+    assert list_contexts(store_place) == ["7"]
     now[0] += 101
     await save("8")
-    assert list_contexts(tmp_path) == ["8"]
+    assert list_contexts(store_place) == ["8"]
     store.close()
 
 
@@ -91,3 +93,18 @@ async def test_store_that_cannot_be_written_is_tried_again(tmp_path: Path) -> No
     store.save(name("3"), say("now"))
     store.close()
     assert sorted(list_contexts(tmp_path)) == ["2", "3"]
+
+
+async def test_another_hub_continues_a_conversation(postgres_url: str) -> None:
+    with (
+        closing(connect_server(postgres_url)) as here,
+        closing(connect_server(postgres_url)) as there,
+    ):
+        first, second = SqliteConversations(here), SqliteConversations(there)
+        assert await second.find(KEY) is None
+        for text in ("one", "two"):
+            first.save(KEY, say(text))
+            await first._submit(first._write)
+            assert await second.find(KEY) == say(text)
+        first.close()
+        second.close()

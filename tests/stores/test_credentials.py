@@ -16,6 +16,7 @@ from dragoman.core.ports import CredentialId
 from dragoman.stores import credential_key
 from dragoman.stores.credential_key import KEY_FILE, find_key
 from dragoman.stores.credentials import DATABASE, SqliteCredentials
+from dragoman.stores.database import StorePlace
 from dragoman.stores.store_inventory import FILES, VERSIONS
 
 KEY = bytes(range(32))
@@ -23,13 +24,13 @@ ANNA = CredentialId("token", "files", "user:anna\0default", "https://auth.exampl
 BOB = ANNA._replace(holder="user:bob\0default")
 
 
-def test_what_is_saved_is_found_again(short_tmp: Path) -> None:
-    store = SqliteCredentials(short_tmp, KEY)
+def test_what_is_saved_is_found_again(store_place: StorePlace) -> None:
+    store = SqliteCredentials(store_place, KEY)
     store.save(ANNA, b"first")
     store.save(ANNA, b"second")
     store.save(BOB, b"other")
     store.close()
-    store = SqliteCredentials(short_tmp, KEY)
+    store = SqliteCredentials(store_place, KEY)
     assert store.load(ANNA) == b"second"
     assert store.find("token", "files", ANNA.holder) == [(ANNA, b"second")]
     assert store.list("token", "files") == [ANNA, BOB]
@@ -41,8 +42,8 @@ def test_what_is_saved_is_found_again(short_tmp: Path) -> None:
     store.close()
 
 
-def test_of_several_credentials_the_newest_comes_first(short_tmp: Path) -> None:
-    store = SqliteCredentials(short_tmp, KEY)
+def test_of_several_credentials_the_newest_comes_first(store_place: StorePlace) -> None:
+    store = SqliteCredentials(store_place, KEY)
     other = ANNA._replace(issuer="https://other.example")
     store.save(ANNA, b"1")
     store.save(other, b"2")

@@ -23,11 +23,14 @@ from dragoman.core.errors import (
 )
 from dragoman.core.principal import Principal
 from dragoman.stores import dispatches
+from dragoman.stores.database import StorePlace
 from dragoman.stores.dispatches import ALL, DATABASE, DispatchStore
 
 
 @asynccontextmanager
-async def kept(home: Path, keep: int = 1_000) -> AsyncIterator[tuple[SkillHub, DispatchStore]]:
+async def kept(
+    home: StorePlace, keep: int = 1_000
+) -> AsyncIterator[tuple[SkillHub, DispatchStore]]:
     skill_hub, store = SkillHub(), DispatchStore(home, keep)
     store.observe(skill_hub.bus)
     try:
@@ -56,8 +59,8 @@ def written(home: Path) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.promise("R12")
-async def test_only_skill_calls_are_recorded_as_dispatches(tmp_path: Path) -> None:
-    async with kept(tmp_path) as (skill_hub, store):
+async def test_only_skill_calls_are_recorded_as_dispatches(store_place: StorePlace) -> None:
+    async with kept(store_place) as (skill_hub, store):
         await skill_hub.call("files.read")
         await skill_hub.call("a2a_vercel_ops_deploy", who=Principal("key", "ci", behalf="carol"))
         (row,) = await found(store)
@@ -188,19 +191,23 @@ async def test_pages_neither_repeat_nor_miss_dispatches_during_writes(tmp_path: 
             assert len(ids) == len(set(ids)) == count
 
 
-async def test_dispatches_survive_a_restart_and_the_oldest_are_pruned_first(tmp_path: Path) -> None:
-    async with kept(tmp_path, keep=100) as (skill_hub, store):
+async def test_dispatches_survive_a_restart_and_the_oldest_are_pruned_first(
+    store_place: StorePlace,
+) -> None:
+    async with kept(store_place, keep=100) as (skill_hub, store):
         for _ in range(130):
             await skill_hub.call()
         newest = (await found(store, limit=1))[0]["dispatchId"]
-    async with kept(tmp_path, keep=100) as (skill_hub, store):
+    async with kept(store_place, keep=100) as (skill_hub, store):
         rows = await found(store, limit=200)
         assert len(rows) == 100 and rows[0]["dispatchId"] == newest
 
 
 @pytest.mark.promise("R12")
-async def test_dispatch_pages_run_from_newest_to_oldest_during_inserts(tmp_path: Path) -> None:
-    async with kept(tmp_path) as (skill_hub, store):
+async def test_dispatch_pages_run_from_newest_to_oldest_during_inserts(
+    store_place: StorePlace,
+) -> None:
+    async with kept(store_place) as (skill_hub, store):
         for _ in range(25):
             await skill_hub.call()
         store._write()
@@ -225,10 +232,10 @@ async def test_dispatch_pages_run_from_newest_to_oldest_during_inserts(tmp_path:
 
 
 async def test_dispatch_filters_select_matching_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store_place: StorePlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dispatches, "WRITE_SECONDS", 600.0)  # the test writes itself
-    async with kept(tmp_path) as (skill_hub, store):
+    async with kept(store_place) as (skill_hub, store):
         await skill_hub.call(who=ALICE)
         await skill_hub.call("vercel_ops.logs", who=BOB)
         await skill_hub.call(who=Principal("key", "alice", org="other"))

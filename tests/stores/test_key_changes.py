@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Mapping
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.stores.places import execute
 
 from dragoman.core.admin_audit import Tally
 from dragoman.core.errors import StorageFailed
 from dragoman.stores.audit.log import SqliteAuditLog
 from dragoman.stores.audit.reader import AuditReader
+from dragoman.stores.database import StorePlace
 from dragoman.stores.keys import KeyChanges, KeyStore
 
 
@@ -29,8 +29,8 @@ class RecordedChanges:
         self.verbs.append((verb, name))
 
 
-def test_key_changes_are_recorded_once_by_any_hub(tmp_path: Path) -> None:
-    keys, told = KeyStore(tmp_path), RecordedChanges()
+def test_key_changes_are_recorded_once_by_any_hub(store_place: StorePlace) -> None:
+    keys, told = KeyStore(store_place), RecordedChanges()
     keys.create("a", owner="me", expires_at=None, scopes=["call"])
     changes = KeyChanges(keys, told)
     told.full = True
@@ -47,11 +47,9 @@ def test_key_changes_are_recorded_once_by_any_hub(tmp_path: Path) -> None:
     assert told.verbs[1:] == [("key.revoke", "a"), ("key.create", "b"), ("key.revoke", "b")]
     keys.close()
 
-    with closing(sqlite3.connect(tmp_path / "hub.db")) as db:
-        db.execute("DELETE FROM keys WHERE name = 'a'")
-        db.commit()
+    execute(store_place, "hub.db", "DELETE FROM keys WHERE name = 'a'")
     for expected in ([("key.remove", "a")], []):  # the next hub, and the one after that
-        keys, told = KeyStore(tmp_path), RecordedChanges()
+        keys, told = KeyStore(store_place), RecordedChanges()
         KeyChanges(keys, told).record_changes()
         assert told.verbs == expected
         keys.close()

@@ -5,11 +5,13 @@ import re
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from dragoman.core.errors import InvalidInput, NotFound
+from dragoman.stores.database import StorePlace, connect_server
 from dragoman.stores.keys import DATABASE, MIGRATIONS, KeyStore
 from dragoman.stores.sqlite import open_store
 
@@ -37,8 +39,8 @@ def test_a_key_is_shown_once_and_kept_only_as_a_hash(tmp_path: Path) -> None:
     again.close()
 
 
-def test_malformed_keys_match_no_principal(tmp_path: Path) -> None:
-    store = KeyStore(tmp_path)
+def test_malformed_keys_match_no_principal(store_place: StorePlace) -> None:
+    store = KeyStore(store_place)
     key = store.create("ci", owner="ada", expires_at=None, scopes=[])
     other = store.create("cd", owner="ada", expires_at=None, scopes=[])
     mixed = key[:13] + other[13:]
@@ -50,8 +52,8 @@ def test_malformed_keys_match_no_principal(tmp_path: Path) -> None:
     store.close()
 
 
-def test_revoked_key_is_refused_and_its_record_kept(tmp_path: Path) -> None:
-    store = KeyStore(tmp_path)
+def test_revoked_key_is_refused_and_its_record_kept(store_place: StorePlace) -> None:
+    store = KeyStore(store_place)
     key = store.create("ci", owner="ada", expires_at=None, scopes=[])
     store.revoke("ci")
     revoked = store.list()[0].revoked_at
@@ -63,14 +65,14 @@ def test_revoked_key_is_refused_and_its_record_kept(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match='named "ci" already'):
         store.create("ci", owner="ada", expires_at=None, scopes=[])
     store.close()
-    again = KeyStore(tmp_path)
+    again = KeyStore(store_place)
     assert again.has_keys()
     assert again.find(key) is None
     again.close()
 
 
-def test_key_is_refused_after_its_expiry(tmp_path: Path) -> None:
-    store = KeyStore(tmp_path)
+def test_key_is_refused_after_its_expiry(store_place: StorePlace) -> None:
+    store = KeyStore(store_place)
     key = store.create("brief", owner="ada", expires_at=time.time() + 0.3, scopes=[])
     found = store.find(key)
     assert found is not None
@@ -85,8 +87,8 @@ def test_key_is_refused_after_its_expiry(tmp_path: Path) -> None:
     store.close()
 
 
-def test_names_are_checked_and_the_nearest_one_is_suggested(tmp_path: Path) -> None:
-    store = KeyStore(tmp_path)
+def test_names_are_checked_and_the_nearest_one_is_suggested(store_place: StorePlace) -> None:
+    store = KeyStore(store_place)
     store.create("deploy-bot", owner="ada", expires_at=None, scopes=[])
     for bad in ("", "a b", "-x", "x" * 65, "é", "a\n", "../x"):
         with pytest.raises(InvalidInput, match="invalid key name"):
@@ -105,14 +107,14 @@ def test_names_are_checked_and_the_nearest_one_is_suggested(tmp_path: Path) -> N
 
 
 @pytest.mark.promise("Q7")
-def test_key_can_belong_to_a_target_and_have_roles(tmp_path: Path) -> None:
-    store = KeyStore(tmp_path)
+def test_key_can_belong_to_a_target_and_have_roles(store_place: StorePlace) -> None:
+    store = KeyStore(store_place)
     plain = store.create("ci", owner="ada", expires_at=None, scopes=["call"])
     made = store.create(
         "t", owner="ada", expires_at=None, scopes=[], roles=["ops", "a:b.c"], target="my agent"
     )  # fmt: skip
     store.close()
-    again = KeyStore(tmp_path)
+    again = KeyStore(store_place)
     found, other = again.find(made), again.find(plain)
     assert found is not None and other is not None
     assert (found.roles, found.target, found.scopes) == (("ops", "a:b.c"), "my agent", ())
@@ -169,3 +171,21 @@ def test_changes_by_another_process_are_seen_within_a_second(tmp_path: Path) -> 
         assert time.monotonic() < ends
         time.sleep(0.05)
     store.close()
+
+
+def test_other_hubs_notice_keys_at_once_and_revocations_within_a_second(postgres_url: str) -> None:
+    with (
+        closing(connect_server(postgres_url)) as here,
+        closing(connect_server(postgres_url)) as there,
+    ):
+        here.watch(exclusive=False)
+        mine, other = KeyStore(here), KeyStore(there)
+        key = other.create("a", owner="me", expires_at=None, scopes=["call"])
+        assert mine.find(key) is not None
+        other.revoke("a")
+        until = time.monotonic() + 1.5
+        while mine.find(key) is not None:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        mine.close()
+        other.close()

@@ -11,6 +11,7 @@ from dragoman.core.errors import ConfigError, StorageFailed
 from dragoman.core.ports import Pin, PinChange, PinDecision
 from dragoman.core.structs import replace
 from dragoman.stores import pins as stores
+from dragoman.stores.database import StorePlace
 from dragoman.stores.pins import SqlitePins
 
 A = Pin("files", "tool", "a", "files.a", b"m" * 32, 1.5, "first sight", size=4)
@@ -36,8 +37,8 @@ def test_saved_pins_are_loaded(tmp_path: Path) -> None:
     store.close()
 
 
-def test_omitted_body_is_kept_and_unquarantined_body_is_removed(tmp_path: Path) -> None:
-    store = SqlitePins(tmp_path)
+def test_omitted_body_is_kept_and_unquarantined_body_is_removed(store_place: StorePlace) -> None:
+    store = SqlitePins(store_place)
     store.save([PinChange(A, approved=b"old")], ())
     held = replace(A, held_mark=b"h", held_size=3)
     store.save([PinChange(held, held=b"new")], ())
@@ -50,10 +51,10 @@ def test_omitted_body_is_kept_and_unquarantined_body_is_removed(tmp_path: Path) 
     store.close()
 
 
-def test_save_is_atomic(tmp_path: Path) -> None:
-    store = SqlitePins(tmp_path)
+def test_save_is_atomic(store_place: StorePlace) -> None:
+    store = SqlitePins(store_place)
     bad = replace(A, id="b", name=None)
-    with pytest.raises(StorageFailed, match=r"pins\.db.+cannot be written"):
+    with pytest.raises(StorageFailed, match="cannot be written"):
         store.save([PinChange(A), PinChange(bad)], [decision(1)])
     assert store.load(None) == [] and store.load_decisions(A, 10) == []
     store.save([PinChange(A)], ())
@@ -75,10 +76,10 @@ def test_pin_store_waits_a_bounded_time_for_another_writer(tmp_path: Path) -> No
 
 
 def test_decisions_are_kept_newest_first_and_bounded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store_place: StorePlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stores, "MAX_DECISIONS", 5)
-    store = SqlitePins(tmp_path)
+    store = SqlitePins(store_place)
     for number in range(8):
         store.save([], [decision(number)])
     assert [one.at for one in store.load_decisions(A, 100)] == [7, 6, 5, 4, 3]
@@ -87,8 +88,8 @@ def test_decisions_are_kept_newest_first_and_bounded(
     store.close()
 
 
-def test_forgetting_a_target_keeps_other_targets_and_decisions(tmp_path: Path) -> None:
-    store = SqlitePins(tmp_path)
+def test_forgetting_a_target_keeps_other_targets_and_decisions(store_place: StorePlace) -> None:
+    store = SqlitePins(store_place)
     store.save([PinChange(A), PinChange(replace(A, target="web"))], [decision(1)])
     store.forget("files", decision(2))
     assert [pin.target for pin in store.load(None)] == ["web"]

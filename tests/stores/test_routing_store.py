@@ -9,6 +9,7 @@ import pytest
 
 from dragoman.core.errors import ConfigError
 from dragoman.core.routing import OutcomeKey, OutcomeRow, RoutingDecision
+from dragoman.stores.database import StorePlace
 from dragoman.stores.dispatches import DATABASE as DISPATCHES
 from dragoman.stores.dispatches import MIGRATIONS, DispatchStore
 from dragoman.stores.routing import DATABASE, SqliteRouting
@@ -21,19 +22,19 @@ def build(id: str, *attempts: dict[str, Any]) -> RoutingDecision:
     return RoutingDecision(id=id, org="o", caller="key:a", at=1.0, body=body, attempts=attempts)
 
 
-def test_outcomes_are_stored_by_org_agent_and_work_type(tmp_path: Path) -> None:
+def test_outcomes_are_stored_by_org_agent_and_work_type(store_place: StorePlace) -> None:
     keys = [OutcomeKey("o", "a", "qa"), OutcomeKey("o", "a", "review"), OutcomeKey("p", "a", "qa")]
-    with closing(SqliteRouting(tmp_path, 100)) as store:
+    with closing(SqliteRouting(store_place, 100)) as store:
         for key in keys:
             store.save_outcome(key, OutcomeRow())
             store.save_outcome(key, ROW)
         store.delete_outcomes(keys[1:])
-    with closing(SqliteRouting(tmp_path, 100)) as store:
+    with closing(SqliteRouting(store_place, 100)) as store:
         assert store.load_outcomes() == [(keys[0], ROW)]
 
 
-def test_oldest_decisions_go_beyond_the_limit(tmp_path: Path) -> None:
-    with closing(SqliteRouting(tmp_path, 3)) as store:
+def test_oldest_decisions_go_beyond_the_limit(store_place: StorePlace) -> None:
+    with closing(SqliteRouting(store_place, 3)) as store:
         for number in range(5):
             store.add_decision(build(f"d{number}"))
             for error in (None, "Unreachable"):

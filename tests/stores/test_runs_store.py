@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+import asyncio
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
-from tests.workflows.postgres_server import create_database, run_postgres
 
 from dragoman.core.errors import ConfigError, InvalidInput
 from dragoman.core.runs import (
@@ -21,10 +22,12 @@ from dragoman.core.runs import (
     RunOrigin,
     RunPrincipal,
     RunStore,
+    RunTaken,
     StepRecord,
 )
 from dragoman.core.structs import replace
 from dragoman.core.taint import LabelOrigin
+from dragoman.stores.cluster import SCHEMA
 from dragoman.stores.runs import SqliteRuns
 from dragoman.stores.runs_postgres import open_postgres_runs
 
@@ -34,12 +37,6 @@ pytestmark = [pytest.mark.promise("R14"), pytest.mark.anyio]
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
-
-
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[str]:
-    with run_postgres() as url:
-        yield url
 
 
 def build(id: str, at: float = 1.0, **more: Any) -> Run:
@@ -64,8 +61,10 @@ async def open_store(kind: str, home: Path, url: str) -> AsyncIterator[RunStore]
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-async def test_runs_are_stored_found_and_pruned(kind: str, tmp_path: Path, postgres: str) -> None:
-    url = await create_database(postgres) if kind == "postgres" else ""
+async def test_runs_are_stored_found_and_pruned(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    url = request.getfixturevalue("postgres_url") if kind == "postgres" else ""
     async with open_store(kind, tmp_path, url) as store:
         first = build("r1")
         await store.add(first, "source 1")
@@ -93,7 +92,7 @@ async def test_runs_are_stored_found_and_pruned(kind: str, tmp_path: Path, postg
         assert await store.list_awaiting("event ", 5) == []
         assert await store.find_next_wake() == 9.0
         assert await store.list_due(8.0, 10) == ["r2"]
-        assert await store.list_due(9.0, 10) == ["r1", "r2"]
+        assert await store.list_due(9.0, 10) == ["r2", "r1"]  # queued and woken ones in turns
         await store.save(saved, [replace(waits, state=COMPLETED)])
         assert await store.list_awaiting("approval ", 5) == []
 
@@ -128,6 +127,67 @@ async def test_runs_are_stored_found_and_pruned(kind: str, tmp_path: Path, postg
         if kind == "postgres":
             with pytest.raises(ConfigError, match="in use by another hub"):
                 await open_postgres_runs(url)
+
+
+async def test_hubs_that_share_a_store_work_on_their_own_runs(postgres_url: str) -> None:
+    marks = {"a": "aaaaaaaa", "b": "bbbbbbbb"}
+    a = await open_postgres_runs(postgres_url, exclusive=False, find_hub=lambda: marks["a"])
+    b = await open_postgres_runs(postgres_url, exclusive=False, find_hub=lambda: marks["b"])
+    with psycopg.connect(postgres_url, autocommit=True) as db:
+        db.execute(SCHEMA.encode())
+        for mark in marks.values():
+            db.execute(
+                "INSERT INTO dragoman.hubs (id, node, version, address, state) "
+                "VALUES (%s, 'n', '1', 'x', 'ready')",
+                (mark,),
+            )
+
+        def end(hub: str) -> None:
+            db.execute("UPDATE dragoman.hubs SET state = 'dead', heir = 'h' WHERE id = %s", (hub,))
+
+        first, second = build("r1"), build("r2", 2.0)
+        await a.add(first, "s")
+        await b.add(replace(first, workflow="again"), "s")
+        assert await b.find("r1") == first  # it was started once
+        assert await a.list_due(0.0, 9) == ["r1"] and not await b.list_due(0.0, 9)
+        with pytest.raises(RunTaken) as raised:
+            await b.claim("r1")
+        assert raised.value.hub == marks["a"]
+        with pytest.raises(RunTaken):
+            await b.save(replace(first, state=COMPLETED), [step("x")])
+        assert await b.load_steps("r1") == []  # nothing was stored
+        assert await b.claim("r9") is None
+
+        # One that waits belongs to the hub that wakes it first.
+        waits = replace(first, state=WAITING, wake_at=5.0)
+        await a.save(waits, [], [(second, "s")])
+        assert await b.find_next_wake() == 0.0
+        await a.release("r1")
+        assert await b.find_next_wake() == 5.0 and await b.list_due(5.0, 9) == ["r1"]
+        claims = await asyncio.gather(a.claim("r1"), b.claim("r1"), return_exceptions=True)
+        assert sorted(type(one).__name__ for one in claims) == ["Run", "RunTaken"]
+        for store in (a, b):
+            await store.release("r1")
+
+        # The runs of a hub that has ended go to another one, and it cannot write any more.
+        running = replace(second, state=RUNNING)
+        await a.save(running, [step("x", RUNNING)])
+        assert await b.rescue() == 0
+        end(marks["a"])
+        assert await b.rescue() == 1 and await b.rescue() == 0
+        assert await b.list_due(0.0, 9) == ["r2"]
+        with pytest.raises(RunTaken):
+            await a.save(replace(running, state=COMPLETED))
+        claimed = await b.claim("r2")
+        assert claimed is not None and claimed.state == QUEUED
+        with pytest.raises(RunTaken):
+            await a.save(replace(running, state=COMPLETED))
+        await b.save(running)
+        marks["b"] = "cccccccc"  # it was cut off, and joined again
+        with pytest.raises(RunTaken):
+            await b.save(replace(running, state=COMPLETED))
+    await a.aclose()
+    await b.aclose()
 
 
 async def test_a_database_that_cannot_be_reached_is_one_sentence() -> None:

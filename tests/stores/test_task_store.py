@@ -9,16 +9,19 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from dragoman.core.errors import ConfigError, StorageFailed
 from dragoman.core.ports import StoredPush, TaskChange
 from dragoman.core.principal import Principal
 from dragoman.core.tasks import Entry
-from dragoman.stores.tasks import DATABASE, MemoryTaskStore, SqliteTaskStore
+from dragoman.stores.database import StorePlace, connect_server
+from dragoman.stores.tasks import _STILL_OWNED, DATABASE, MemoryTaskStore, SqliteTaskStore
 
 ALICE = Principal("key", "alice", "acme")
 
@@ -36,15 +39,15 @@ def said(number: int, words: str = "hello") -> Entry:
 
 
 @pytest.mark.promise("K2")
-def test_saved_tasks_are_read_after_reopening_the_store(tmp_path: Path) -> None:
-    store = SqliteTaskStore(tmp_path)
+def test_saved_tasks_are_read_after_reopening_the_store(store_place: StorePlace) -> None:
+    store = SqliteTaskStore(store_place)
     [(key, size)] = store.save([change(entries=(said(1), said(2)))])
     assert size > 0
     grown = store.save([change(key, state="completed", updated=3.0, entries=(said(3, "ä\n😀"),))])
     assert [one for one, _ in grown] == [key]
     store.close()
 
-    again = SqliteTaskStore(tmp_path)
+    again = SqliteTaskStore(store_place)
     [task] = again.load()
     assert (task.key, task.id, task.owner, task.state) == (key, "one", ALICE, "completed")
     assert (task.created, task.updated, task.about) == (1.0, 3.0, {"agent": "echo", "turn": 1})
@@ -54,8 +57,8 @@ def test_saved_tasks_are_read_after_reopening_the_store(tmp_path: Path) -> None:
     again.close()
 
 
-def test_save_cost_does_not_grow_with_stored_entries(tmp_path: Path) -> None:
-    store = SqliteTaskStore(tmp_path)
+def test_save_cost_does_not_grow_with_stored_entries(store_place: StorePlace) -> None:
+    store = SqliteTaskStore(store_place)
     [(key, _)] = store.save([change(entries=(said(1),))])
     before = store.statements
     store.save([change(key, entries=tuple(said(n) for n in range(2, 1002)))])
@@ -67,8 +70,8 @@ def test_save_cost_does_not_grow_with_stored_entries(tmp_path: Path) -> None:
     store.close()
 
 
-def test_deleting_a_task_deletes_its_log_and_webhooks(tmp_path: Path) -> None:
-    store = SqliteTaskStore(tmp_path)
+def test_deleting_a_task_deletes_its_log_and_webhooks(store_place: StorePlace) -> None:
+    store = SqliteTaskStore(store_place)
     keys = [key for key, _ in store.save([change(0, id, (said(1),)) for id in ("a", "b")])]
     for key in keys:
         store.save_push(StoredPush(key, "hook", {"url": "http://x/"}, 0, 0, 0.0, ""))
@@ -82,35 +85,35 @@ def test_deleting_a_task_deletes_its_log_and_webhooks(tmp_path: Path) -> None:
     assert store.statements - before == 3, "it is deleted once"
     store.delete(keys[1])
     store.close()  # nothing was saved since, and it goes all the same
-    again = SqliteTaskStore(tmp_path)
+    again = SqliteTaskStore(store_place)
     assert (again.load(), again.load_pushes()) == ([], [])
     again.close()
 
 
-def test_keys_of_deleted_tasks_are_never_reused(tmp_path: Path) -> None:
+def test_keys_of_deleted_tasks_are_never_reused(store_place: StorePlace) -> None:
     """What is still on its way for the old one must not come to belong to the new one."""
-    store = SqliteTaskStore(tmp_path)
+    store = SqliteTaskStore(store_place)
     [(first, _)] = store.save([change(0, "first")])
     store.delete(first)
     [(second, _)] = store.save([change(0, "second")])
     assert second > first
     store.delete(second)
     store.close()
-    again = SqliteTaskStore(tmp_path)
+    again = SqliteTaskStore(store_place)
     [(third, _)] = again.save([change(0, "third")])
     assert third > second
     again.close()
 
 
-def test_webhooks_are_kept_replaced_and_deleted(tmp_path: Path) -> None:
-    store = SqliteTaskStore(tmp_path)
+def test_webhooks_are_kept_replaced_and_deleted(store_place: StorePlace) -> None:
+    store = SqliteTaskStore(store_place)
     [(key, _)] = store.save([change()])
     config = {"version": "1.0", "config": {"url": "http://x/", "token": "t"}}
     store.save_push(StoredPush(key, "a", config, 0, 0, 0.0, ""))
     store.save_push(StoredPush(key, "b", config, 4, 2, 99.5, "it answered 410"))
     store.save_push(StoredPush(key, "a", config, 7, 0, 0.0, ""))
     store.close()
-    again = SqliteTaskStore(tmp_path)
+    again = SqliteTaskStore(store_place)
     assert again.load_pushes() == [
         StoredPush(key, "a", config, 7, 0, 0.0, ""),
         StoredPush(key, "b", config, 4, 2, 99.5, "it answered 410"),
@@ -152,9 +155,9 @@ def _ring() -> list[Any]:
     ],
 )
 def test_unserializable_agent_output_does_not_block_other_tasks(
-    made: Any, stored: Any, tmp_path: Path
+    made: Any, stored: Any, store_place: StorePlace
 ) -> None:
-    store = SqliteTaskStore(tmp_path)
+    store = SqliteTaskStore(store_place)
     event = Entry(1, 1.0, {"artifactUpdate": {"parts": [{"data": made}]}})
     keys = [
         key
@@ -407,3 +410,90 @@ def test_memory_store_keeps_the_log_until_the_task_is_deleted() -> None:
     [(three, _)] = store.save([change(0, "three")])
     assert three not in (one, two)
     store.close()
+
+
+def test_each_hub_has_its_own_tasks_and_takes_over_those_of_another(postgres_url: str) -> None:
+    with closing(connect_server(postgres_url)) as server:
+        before = SqliteTaskStore(server)
+        before.save([change(id="old")])
+        one, two = SqliteTaskStore(server, hub="one"), SqliteTaskStore(server, hub="two")
+        assert [task.id for task in one.load()] == ["old"] and two.load() == []
+        ((key, _),) = one.save([change(id="new")])
+        one.save_push(StoredPush(key, "p", {}, 0, 0, 0.0, ""))
+        owner = change().owner
+        assert two.find_hub(owner, "new") == "one"
+        assert two.find_hub(Principal("key", "stranger"), "new") is None
+        assert two.load() == [] and two.load_pushes() == []
+        assert sorted(task.id for task in two.take_over("one")) == ["new", "old"]
+        assert len(two.take_over("one")) == 2 and one.load() == []
+        assert len(two.load_pushes()) == 1 and one.load_pushes() == []
+        assert one.find_hub(owner, "new") == "two"
+        # The first one was only paused: it must not change what the other has taken over.
+        with pytest.raises(StorageFailed, match="taken the task over"):
+            one.save([change(id="new", key=key, state="failed")])
+        assert {task.state for task in two.load()} == {change().state}
+
+
+def test_a_save_whose_answer_was_lost_is_repeated_without_doubles(postgres_url: str) -> None:
+    with closing(connect_server(postgres_url)) as server:
+        store = SqliteTaskStore(server)
+        run = store._base.run
+
+        def lose(statements: Any) -> Any:
+            run(statements)
+            raise sqlite3.OperationalError("the answer was lost")
+
+        def save_twice(key: int, first: tuple[Entry, ...], then: tuple[Entry, ...]) -> int:
+            """The second attempt has more, as the hub has worked on meanwhile."""
+            store._base.run = lose  # type: ignore[method-assign]
+            with pytest.raises(StorageFailed, match="the answer was lost"):
+                store.save([change(key, entries=first)])
+            store._base.run = run  # type: ignore[method-assign]
+            ((stored, _),) = store.save([change(key, entries=then)])
+            return stored
+
+        key = save_twice(0, (said(1),), (said(1),))
+        save_twice(key, (said(2), said(3)), (said(2), said(3), said(4)))
+        assert [task.key for task in store.load()] == [key]
+        assert [entry.number for entry in store.load_entries(key)] == [1, 2, 3, 4]
+
+
+def test_a_takeover_that_failed_halfway_is_repeated(postgres_url: str) -> None:
+    with closing(connect_server(postgres_url)) as server:
+        one, two = SqliteTaskStore(server, hub="one"), SqliteTaskStore(server, hub="two")
+        one.save([change(id="a"), change(id="b")])
+        take, load = two._take, two._load_where
+
+        def lose(hub: str, most: int | None = None) -> set[int]:
+            take(hub, most)
+            raise StorageFailed("the answer was lost")
+
+        def fail(where: str, values: tuple[Any, ...]) -> Any:
+            raise ConfigError("cannot be read")
+
+        two._take = lose  # type: ignore[method-assign]
+        with pytest.raises(StorageFailed, match="the answer was lost"):
+            two.take_over("one")
+        two._take = take  # type: ignore[method-assign]
+        two._load_where = fail  # type: ignore[method-assign]
+        with pytest.raises(ConfigError, match="cannot be read"):
+            two.take_over("one")
+        two._load_where = load  # type: ignore[method-assign]
+        found = two.take_over("one")
+        assert sorted(task.id for task in found) == ["a", "b"]
+        two.delete(found[0].key)  # not in the database yet, and not taken over again
+        assert [task.key for task in two.take_over("one")] == [found[1].key]
+
+
+def test_no_task_is_taken_over_while_its_hub_stores_it(postgres_url: str) -> None:
+    """A hub that was paused between the check of its ownership and its write must not win."""
+    with closing(connect_server(postgres_url)) as server:
+        one, two = SqliteTaskStore(server, hub="one"), SqliteTaskStore(server, hub="two")
+        ((key, _),) = one.save([change(id="a")])
+        with psycopg.connect(postgres_url) as paused:
+            paused.execute("SET search_path = dragoman")
+            text = _STILL_OWNED.replace("?", "%s")
+            assert paused.execute(text.encode(), (1, [key], "one")).fetchone() == (1,)
+            with pytest.raises(StorageFailed, match="lock timeout"):
+                two.take_over("one")
+        assert [task.key for task in two.take_over("one")] == [key]

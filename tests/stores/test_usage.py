@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dragoman.core.errors import RateLimited
 from dragoman.core.usage import Budget, UsageEntry, check_budget
+from dragoman.stores.database import StorePlace
 from dragoman.stores.usage import SqliteUsage
 
 NOON = 1_794_916_800.0
@@ -22,8 +22,8 @@ def entry(at: float = NOON, **more: Any) -> UsageEntry:
     return UsageEntry(at=at, **{**given, **more})
 
 
-def test_usage_is_added_up_by_agent_day_and_trace(tmp_path: Path) -> None:
-    store = SqliteUsage(tmp_path)
+def test_usage_is_added_up_by_agent_day_and_trace(store_place: StorePlace) -> None:
+    store = SqliteUsage(store_place)
     for one in (
         entry(), entry(trace="t2", agent="b", origin="key:y"), entry(NOON + DAY, trace="t3"),
         entry(NOON - 50 * DAY),
@@ -41,8 +41,8 @@ def test_usage_is_added_up_by_agent_day_and_trace(tmp_path: Path) -> None:
     store.close()
 
 
-def test_budget_of_a_day_refuses_until_midnight(tmp_path: Path) -> None:
-    store = SqliteUsage(tmp_path)
+def test_budget_of_a_day_refuses_until_midnight(store_place: StorePlace) -> None:
+    store = SqliteUsage(store_place)
     budget = Budget(tokens=240)
 
     def check(now: float, budget: Budget = budget, name: str = "a") -> None:
@@ -62,7 +62,7 @@ def test_budget_of_a_day_refuses_until_midnight(tmp_path: Path) -> None:
     with pytest.raises(RateLimited, match=r"\$1.00 of \$0.75"):
         check(NOON + 3, Budget(cost=0.75))
     store.close()
-    again = SqliteUsage(tmp_path)  # a restart forgets nothing
+    again = SqliteUsage(store_place)  # a restart forgets nothing
     with pytest.raises(RateLimited):
         check_budget(again, budget, "agent", "a", NOON + 4, "limits")
     again.close()

@@ -11,7 +11,7 @@ import pytest
 
 from dragoman.core.background import Work
 from dragoman.core.principal import Principal
-from dragoman.web.http.http1 import BODY_BYTES
+from dragoman.web.http.connection_limits import BODY_BYTES
 from dragoman.web.http.listener import HttpListener
 from dragoman.web.http.request import ServerRequest
 

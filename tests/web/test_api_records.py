@@ -64,7 +64,7 @@ def test_a_trace_is_searched_for_among_a_bounded_number_of_records(is_admin: boo
 
 @pytest.mark.promise("U7")
 async def test_a_principal_has_a_bounded_number_of_queries_at_once(tmp_path: Path) -> None:
-    parts = cast(Any, SimpleNamespace(home=tmp_path))
+    parts = cast(Any, SimpleNamespace(home=tmp_path, shared_audit=None))
     queries = RecordQueries(parts, cast(Any, None), cast(Any, None))
 
     async def count_refused(wanted: RecordQuery, count: int) -> int:

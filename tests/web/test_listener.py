@@ -26,6 +26,7 @@ from dragoman.web.app import TcpApp
 from dragoman.web.auth import AllowedNames, Authenticator
 from dragoman.web.errors import TABLE
 from dragoman.web.http import http1
+from dragoman.web.http.connection_limits import BODY_BYTES
 from dragoman.web.http.listener import HttpListener
 from dragoman.web.http.request import ServerRequest
 from dragoman.web.peer_process import ALONE
@@ -117,7 +118,9 @@ def parsed(answer: bytes) -> tuple[int, dict[str, str], bytes]:
 
 
 @asynccontextmanager
-async def run_listener_rig(api_key: str | None = None, padding: int = 0) -> AsyncIterator[HubRig]:
+async def run_listener_rig(
+    api_key: str | None = None, padding: int = 0, body_bytes: int = BODY_BYTES
+) -> AsyncIterator[HubRig]:
     catalog, sources, slow = Catalog(review=admit_all), Plain(), Slow()
     tool = Tool(
         name="slow.wait",
@@ -138,7 +141,7 @@ async def run_listener_rig(api_key: str | None = None, padding: int = 0) -> Asyn
         Api(hub, sources),
         peers=ALONE,
     )
-    made = HttpListener(app, sock)
+    made = HttpListener(app, sock, body_bytes=body_bytes)
     await made.start()
     try:
         yield HubRig(made, sock.getsockname()[1], sources, slow, mcp_server)
@@ -286,11 +289,8 @@ async def test_chunked_bodies_are_read() -> None:
 
 
 @pytest.mark.promise("N1")
-async def test_chunked_body_is_counted_and_refused_over_the_limit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(http1, "BODY_BYTES", 20_000)
-    async with run_listener_rig() as here:
+async def test_chunked_body_is_counted_and_refused_over_the_limit() -> None:
+    async with run_listener_rig(body_bytes=20_000) as here:
         head = post("/mcp", b"", JSON).replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
         for size, expected in ((20_000, 200), (20_001, 413)):
             body = PING + b" " * (size - len(PING))

@@ -6,11 +6,10 @@ import asyncio
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from tests.workflows.postgres_server import run_postgres
 from tests.workflows.run_rig import RunRig, call, node, run_rig
 
 from dragoman.core.hub import CallOptions
@@ -31,7 +30,7 @@ async def run(home):
     await app.parts.workflows.start()
     await app.parts.workflows.follow()
     await app.stop()
-    wanted = ("dragoman.workflows.", "yaml", "asyncpg", "dragoman.stores.run")
+    wanted = ("dragoman.workflows.", "yaml", "psycopg", "dragoman.stores.run")
     print(sorted(name for name in sys.modules if name.startswith(wanted)))
 
 asyncio.run(run(Path(sys.argv[1])))
@@ -121,15 +120,9 @@ async def measure(rig: RunRig, work: Callable[[], Awaitable[None]]) -> float:
     return sorted(times)[len(times) // 2]
 
 
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[str]:
-    with run_postgres() as url:
-        yield url
-
-
 @pytest.mark.anyio
-async def test_runs_live_in_postgresql_by_setting(short_tmp: Path, postgres: str) -> None:
-    async with run_rig(short_tmp, database=postgres) as rig:
+async def test_runs_live_in_postgresql_by_setting(short_tmp: Path, postgres_url: str) -> None:
+    async with run_rig(short_tmp, database=postgres_url) as rig:
         rig.add("noop", lambda one: {"n": 1})
         ask = node("ask", "approval", "a")
         steps = (call("a", tool="noop"), ask, call("c", "ask", tool="noop"))
@@ -137,7 +130,7 @@ async def test_runs_live_in_postgresql_by_setting(short_tmp: Path, postgres: str
         run = await rig.start("three")
         await rig.until(run.id, WAITING)
     assert not (short_tmp / "runs.db").exists()
-    async with run_rig(short_tmp, rig.stub, database=postgres) as rig:
+    async with run_rig(short_tmp, rig.stub, database=postgres_url) as rig:
         desk = rig.app.parts.guards.approvals.find_desk()
         desk.decide((await rig.steps(run))["ask"].approval, True, OWNER)
         found = await rig.until(run.id)

@@ -106,6 +106,7 @@ class AgentEndpoints:
             results=guards.kept,
             limiter=guards.limiter,
             views=main.views,
+            cluster=main.cluster,
         )
         manifest = self._manifests.get_manifest(profile.name)
         identity = ServerIdentity(manifest.name, manifest.version, manifest.description)

@@ -7,6 +7,7 @@ import contextlib
 import os
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from dragoman import __version__
 from dragoman import home as home_files
@@ -16,6 +17,7 @@ from dragoman.app.build_console import connect_console
 from dragoman.app.config_apply import ConfigApplier
 from dragoman.app.config_watch import poll
 from dragoman.app.hub_parts import HubParts
+from dragoman.app.shared_stores import SharedStores
 from dragoman.app.status import HubStatus
 from dragoman.app.workflows_view import WorkflowsView
 from dragoman.core.access import ServesPrincipals, TokenRejected
@@ -35,6 +37,7 @@ from dragoman.web.auth import AllowedNames
 from dragoman.web.console.gate import ConsoleGate
 from dragoman.web.hooks import WebhookEndpoint
 from dragoman.web.http.body_budget import BodyBudget
+from dragoman.web.http.http1 import Application
 from dragoman.web.http.listener import HttpListener
 from dragoman.web.http.sockets import is_loopback, tcp_socket, unix_socket
 from dragoman.web.peer_process import PeerIdentifier, address_from_grpc
@@ -48,6 +51,8 @@ SWEEP_SECONDS = 1.0
 """How often the processes below the hub are checked."""
 SKILL_SECONDS = 1.0
 """How often the skills of the home are checked for changes."""
+PLACEMENT_SECONDS = 0.5
+"""How often a hub of a cluster checks which servers it has to run."""
 DRAIN_SECONDS = 5.0
 STOP_SECONDS = 3.5
 LAST_SECONDS = 0.3
@@ -90,10 +95,20 @@ class App:
         under.append(WebhookEndpoint(parts.workflows.find_webhooks).mount)
         under.append(build_run_events(WorkflowsView(parts.workflows), parts.events.streams))
         bodies = BodyBudget(config.limits.body_megabytes * 1024 * 1024)
+        if parts.redis is not None:
+            parts.redis.start()
+        if parts.telemetry is not None:
+            parts.telemetry.start(self.status.collect_metrics)
         authenticate = None
+        owner_app: Application = OwnerApp(self._peers, mounts, self.api, under)
+        internal = owner_app
         if parts.state.mode == "daemon":
-            authenticate = self._listen_tcp(mounts, under, bodies)
-        owner_app = OwnerApp(self._peers, mounts, self.api, under)
+            internal, authenticate = self._listen_tcp(mounts, under, bodies)
+        if parts.cluster is not None:
+            placed = parts.cluster.build_placed(parts.guards, parts.upstreams)
+            self._loops.spawn(poll(placed.follow, PLACEMENT_SECONDS))
+            await parts.cluster.start(internal, bodies, placed, self._inherit, self._begin_anew)
+            owner_app = parts.cluster.wrap(owner_app, self._peers.identify_unix)
         self._listeners.append(HttpListener(owner_app, unix_socket(http_path), bodies))
         await parts.agents.start(config, parts.state, authenticate, self.access.explain_ended)
         for listener in self._listeners:
@@ -115,10 +130,14 @@ class App:
         parts.guards.approvals.start()
         await parts.workflows.start()
         self._watch()
+        if parts.cluster is not None:
+            await parts.cluster.set_ready()
+            self._loops.spawn(poll(parts.upstreams.follow_placement, PLACEMENT_SECONDS))
 
     def _listen_tcp(
         self, mounts: Mapping[str, Mounted], under: list[PathMount], bodies: BodyBudget
-    ) -> Authenticate:
+    ) -> tuple[Application, Authenticate]:
+        """Returns what answers the requests, too, for those that other hubs forward."""
         parts = self.parts
         config, auth = parts.live.config, parts.auth.authenticator
         settings = config.server
@@ -128,7 +147,7 @@ class App:
                 "key: set api_key, or run: dragoman keys create NAME; or accept the tokens of an "
                 "identity provider, see [auth.jwt]"
             )
-        sock = tcp_socket(settings.host, settings.port)
+        sock = tcp_socket(settings.host, settings.port, shared=settings.workers > 1)
         port = sock.getsockname()[1]
         # A wildcard address is not one that clients can connect to.
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
@@ -149,12 +168,17 @@ class App:
             peers=self._peers, metadata=resource, console=console,
         )  # fmt: skip
         most = process.limit_connections(config.limits.connections)
-        self._listeners.append(HttpListener(app, sock, bodies, most))
+        served_app: Application = app
+        if parts.cluster is not None:
+            served_app = parts.cluster.wrap(app, self._peers.identify_tcp)
+        self._listeners.append(HttpListener(served_app, sock, bodies, most))
 
-        def note_stranger(metadata: Mapping[str, str], peer: str) -> None:
+        async def note_stranger(metadata: Mapping[str, str], peer: str) -> None:
             if "authorization" in metadata:
                 note_failed("")
-            limit_address(self.parts.guards.limiter, address_from_grpc(peer))
+            charged = limit_address(self.parts.guards.limiter, address_from_grpc(peer))
+            if charged is not None:
+                await charged
 
         async def authenticate(metadata: Mapping[str, str], peer: str) -> Principal | None:
             fields = {
@@ -169,15 +193,15 @@ class App:
                     check_address(self.parts.guards.limiter, address_from_grpc(peer))
                     found = await found()
             except TokenRejected:
-                note_stranger(metadata, peer)
+                await note_stranger(metadata, peer)
                 raise
             if found is None and peer:
-                note_stranger(metadata, peer)
+                await note_stranger(metadata, peer)
             if found is not None and (missing := resource.find_missing_scopes(found)):
                 raise AuthorizationError(f"the access token needs the scopes: {' '.join(missing)}")
             return found
 
-        return authenticate
+        return app, authenticate
 
     async def _listen_stdio(self, path: str) -> None:
         parts = self.parts
@@ -233,8 +257,32 @@ class App:
             parts.guards.watch_load(),
         ):
             self._loops.spawn(watch)
+        if not isinstance(parts.stores.place, Path):
+            stores = parts.stores
+            shared = SharedStores(
+                {
+                    "registry": (stores.registry.read_version, parts.agents.registry.reload),
+                    "pins": (stores.pins.read_version, parts.catalogs.reviews.reload),
+                }
+            )
+            self._loops.spawn(poll(shared.check))
         if parts.authority is not None:
             self._loops.spawn(poll(parts.authority.record_changes))
+        if parts.shared_audit is not None:
+            self._loops.spawn(parts.shared_audit.shipper.run())
+            self._loops.spawn(parts.shared_audit.keep_pruning(lambda: parts.live.config.audit))
+
+    async def _inherit(self, hub: str) -> None:
+        """Another hub has ended, and this one is its heir."""
+        self.parts.guards.approvals.take_over(hub)
+        self.parts.agents.take_over(hub)
+
+    async def _begin_anew(self, hub: str) -> None:
+        """Others own what was this hub's own; it goes on under another id."""
+        parts = self.parts
+        parts.guards.approvals.rename_hub()
+        parts.mcp.abandon(hub)
+        parts.agents.abandon(hub)
 
     # --- stop ------------------------------------------------------------------------------------
 
@@ -242,6 +290,9 @@ class App:
         """Lets running calls finish, then ends them; takes well under ten seconds in all."""
         parts = self.parts
         parts.state.drain()
+        if parts.cluster is not None:
+            await self._leave_balancer()
+            await parts.cluster.begin_stop()
         parts.workflows.begin_stop()
         self._loops.cancel()
         self.access.close()
@@ -265,9 +316,13 @@ class App:
         await _wait(STOP_SECONDS, parts.agents.stop())
         # Calls that still run fail now, and their clients get an answer.
         await _wait(STOP_SECONDS, parts.upstreams.stop())
+        if parts.cluster is not None:
+            await _wait(STOP_SECONDS, parts.cluster.leave())
         await _wait(STOP_SECONDS, parts.logins.close())
         DESCENDANTS.kill_all()
         parts.auth.close()
+        if parts.telemetry is not None:
+            await _wait(STOP_SECONDS, parts.telemetry.close())
         await _wait(1, self.net.close())
         await asyncio.gather(*(listener.drain(LAST_SECONDS) for listener in self._listeners))
         for listener in self._listeners:
@@ -275,12 +330,25 @@ class App:
         await _wait(LAST_SECONDS, self._wait_for_audit())
         await _wait(STOP_SECONDS, parts.events.close())
         await _wait(STOP_SECONDS, parts.guards.close())
+        if parts.redis is not None:
+            await _wait(STOP_SECONDS, parts.redis.close())
+        if parts.cluster is not None:
+            await _wait(STOP_SECONDS, parts.cluster.close())
         home_files.remove_daemon(str(parts.home))
         for path in home_files.find_socket_paths(str(parts.home)):
             with contextlib.suppress(OSError):
                 os.unlink(path)
         parts.routing.close()
+        if parts.shared_audit is not None:
+            parts.stores.tally.flush(now=True)
+            await _wait(STOP_SECONDS, parts.shared_audit.close())
         parts.stores.close()
+
+    async def _leave_balancer(self) -> None:
+        """Serves for another moment while `/readyz` fails, so that a balancer sends no more."""
+        for listener in self._listeners:
+            listener.wind_down()
+        await asyncio.sleep(self.parts.live.config.cluster.drain_secs)
 
     async def _wait_for_audit(self) -> None:
         while self.parts.stores.audit.has_running_calls:

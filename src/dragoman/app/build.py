@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dragoman.a2a.remote.credentials import ReferenceRules
 from dragoman.a2a.remote.registered_agents import RegisteredAgents
@@ -30,16 +31,18 @@ from dragoman.app.build_authority import build_authority
 from dragoman.app.build_catalogs import build_pinned_catalogs
 from dragoman.app.build_console import build_console
 from dragoman.app.build_events import build_events
-from dragoman.app.build_guards import build_guards
+from dragoman.app.build_guards import Guards, build_guards
 from dragoman.app.build_logins import build_logins
 from dragoman.app.build_mcp import build_mcp, build_upstreams
+from dragoman.app.build_redis import RedisParts, build_redis
 from dragoman.app.build_routing import LazyRouting
 from dragoman.app.build_secrets import resolve_local_api_key
 from dragoman.app.build_skills import build_skills, find_command_runner
-from dragoman.app.build_stores import build_stores
+from dragoman.app.build_stores import Stores, build_stores
+from dragoman.app.build_telemetry import Telemetry, build_telemetry
 from dragoman.app.build_workflows import LazyWorkflows
 from dragoman.app.config_apply import ConfigApplier
-from dragoman.app.config_watch import ConfigWatch, LiveConfig, load_variables
+from dragoman.app.config_watch import ConfigWatch, LiveConfig
 from dragoman.app.hub_parts import HubParts
 from dragoman.app.hub_reports import HubReportsView
 from dragoman.app.lazy_tools import LazyTools, build_access
@@ -56,9 +59,10 @@ from dragoman.app.taint_admin import TaintAdmin
 from dragoman.app.targets import Targets
 from dragoman.app.view_reports import HubViewReports
 from dragoman.app.workflows_view import WorkflowsView
-from dragoman.config import Config
+from dragoman.config import Config, load_variables
 from dragoman.config_layers import Override
 from dragoman.core.bus import Bus
+from dragoman.core.cluster import SINGLE_HUB, ClusterMember
 from dragoman.core.events import REMOVED, AgentChanged
 from dragoman.core.local_agents import AgentProfiles
 from dragoman.core.ports import ADMIN
@@ -69,11 +73,13 @@ from dragoman.mcp.server.connected_clients import ConnectedClients
 from dragoman.net.client import OutboundHttp
 from dragoman.oauth.logins.desk import HubLoginDesk
 from dragoman.processes.own_commands import OwnCommands
+from dragoman.stores.database import StorePlace
 from dragoman.stores.keys import KeyStore
 from dragoman.web.access_watch import AccessWatch
 from dragoman.web.api import Api
 from dragoman.web.api_agents import AgentsApi
 from dragoman.web.api_approvals import ApprovalsApi
+from dragoman.web.api_cluster import ClusterApi
 from dragoman.web.api_console import ConsoleApi
 from dragoman.web.api_dispatches import DispatchesApi
 from dragoman.web.api_hub import HubApi
@@ -92,6 +98,10 @@ from dragoman.web.api_views import ViewsApi
 from dragoman.web.api_workflows import WorkflowsApi
 from dragoman.web.console.gate import ConsoleGate
 
+if TYPE_CHECKING:
+    from dragoman.app.build_cluster import ClusterParts
+    from dragoman.app.shared_audit import SharedAudit
+
 
 def build_app(
     home: Path,
@@ -104,38 +114,39 @@ def build_app(
     take precedence over the file when it changes. `api_key` is the value behind a reference in the
     configuration that could not be read here. Raises `ConfigError`, with everything closed."""
     watch, live = ConfigWatch(home, given), LiveConfig(config, load_variables(home), home)
-    if api_key is None:
-        api_key = resolve_local_api_key(config, live.secrets)
+    api_key = resolve_local_api_key(config, live.secrets) if api_key is None else api_key
     bus, net, clients = Bus(config.bus.gate_secs), OutboundHttp(), ConnectedClients()
     registered, skill_table = RegisteredAgents(), SkillTable()
+    cluster, member = _build_cluster(home, live)
     with contextlib.ExitStack() as undo:  # this process may try again
-        stores = build_stores(home, config)
+        stores = build_stores(home, config, live.secrets, member.mark)
         undo.callback(stores.close)
+        key, share = _share_audit(home, stores, cluster)
         store_watch = StoreWatch(stores, home / config.policy.folder)
         auth = build_auth(mode, live, stores, net, api_key)
         state, access_watch = auth.state, AccessWatch(stores.keys, auth.authenticator)
         authority = build_authority(live, auth, stores, net)
         local: dict[str, LocalAgent] = {}
-        names = known_ids.list_names(home, config)
+        names = known_ids.list_names(home, config, stores.place)
         catalogs = build_pinned_catalogs(live, stores, bus, registered, local, skill_table, names)
         logins = build_logins(
-            home, live, state, net, bus,
+            home, stores.place, live, state, net, bus,
             lambda principal: hub.authorizer.decide_action(principal, ADMIN).allowed,
-            lambda account, holder: targets.note_login(account.name, holder), authority,
+            lambda account, holder: targets.note_login(account.name, holder), authority, member,
         )  # fmt: skip
         open_account = logins.open_server_account
-        upstreams = build_upstreams(home, live, net, catalogs, bus, clients, open_account)
+        upstreams = build_upstreams(home, live, net, catalogs, bus, clients, open_account, cluster)
         failures: dict[str, str] = {}
         load_function_agents(home, config, catalogs.tools, local, failures)
         targets = Targets(upstreams, local, registered, skill_table)
         profiles, renew = AgentProfiles(), partial(renew_principal, stores.keys)
-        access = build_access(home, config.tools, profiles)
+        access, io = build_access(home, config.tools, profiles), _build_outer(live, net, cluster)
         guards = build_guards(
             home, live, stores, bus, catalogs, targets, upstreams, profiles, access,
-            access_watch.explain_ended, logins.desk, renew,
+            access_watch.explain_ended, logins.desk, renew, member, key, *io,
         )  # fmt: skip
         hub, touch, review_card = guards.hub, guards.policies.touch, catalogs.pins.review_card
-        mcp = build_mcp(live, hub, stores.witness.key, clients)
+        mcp = build_mcp(live, hub, key, clients)
         granted = GrantedTools(guards.hub, guards.chains, guards.granted, DOOR)
         meter = build_meter(live, stores.usage, profiles)
         runner = find_command_runner(home, live)
@@ -147,7 +158,7 @@ def build_app(
             home, live, guards, net, local, profiles, targets, granted, meter, runner, skills,
             stores.conversations,
         )  # fmt: skip
-        endpoints = AgentEndpoints(guards, manifests, granted, stores.witness.key)
+        endpoints = AgentEndpoints(guards, manifests, granted, key)
         agents = AgentsBuilder(
             home, live, state, stores, hub, net,
             LocalAgents(local, ChainMap(failures, manifests.failures)),
@@ -159,20 +170,50 @@ def build_app(
         )  # fmt: skip
         _check_tools(tools, undo)
         _enroll(store_watch, config, skill_table)
-        routing = LazyRouting(home, config.routing, guards, registered)
-        undo.callback(routing.close)
-        routing.check()
-        ended = access_watch.explain_ended
+        routing = _build_routing(stores.place, config, guards, registered, undo)
         workflows = LazyWorkflows(
-            home, live, guards, registered, stores.audit, renew, ended, routing.offer
-        )
-        events = build_events(home, config, hub)
+            home, stores.place, live, guards, registered, stores.audit, renew,
+            access_watch.explain_ended, routing.offer, cluster,
+        )  # fmt: skip
+        events = build_events(stores.place, config, hub)
         undo.pop_all()
     parts = HubParts(
-        home, live, state, stores, store_watch, catalogs, guards, upstreams, mcp, agents, manifests,
-        endpoints, skills, events, tools, routing, workflows, auth, authority, logins,
+        home, live, state, stores, store_watch, catalogs, guards, upstreams, mcp, agents,
+        manifests, endpoints, skills, events, tools, routing, workflows, auth, authority, logins,
+        cluster, share, *io,
     )  # fmt: skip
     return _assemble(parts, watch, access_watch, net)
+
+
+def _build_outer(
+    live: LiveConfig, net: OutboundHttp, cluster: ClusterParts | None
+) -> tuple[RedisParts | None, Telemetry | None]:
+    """Builds the connections to servers of the operator, where some are configured."""
+    hubs = cluster.hubs if cluster is not None else None
+    return build_redis(live, hubs), build_telemetry(live, net)
+
+
+def _build_cluster(home: Path, live: LiveConfig) -> tuple[ClusterParts | None, ClusterMember]:
+    """None for a single hub, which loads nothing of it."""
+    if live.config.cluster.secret is None:
+        return None, SINGLE_HUB
+    from dragoman.app.build_cluster import build_cluster
+
+    cluster = build_cluster(home, live)
+    return cluster, cluster.hubs
+
+
+def _share_audit(
+    home: Path, stores: Stores, cluster: ClusterParts | None
+) -> tuple[bytes, SharedAudit | None]:
+    """Returns the key of the hub's seals, and what copies the audit log to the database."""
+    key = cluster.key if cluster is not None else None
+    if isinstance(stores.place, Path):
+        return key or stores.witness.key, None
+    from dragoman.app.shared_audit import SharedAudit
+
+    shared = SharedAudit(stores.audit, stores.clock, home, stores.place.url, key)
+    return key or stores.witness.key, shared
 
 
 def _assemble(
@@ -186,6 +227,19 @@ def _assemble(
     console = build_console(parts)
     api = _build_api(parts, applier, status, view, console)
     return App(parts, status, applier, access_watch, api, net, console)
+
+
+def _build_routing(
+    place: StorePlace,
+    config: Config,
+    guards: Guards,
+    registered: RegisteredAgents,
+    undo: contextlib.ExitStack,
+) -> LazyRouting:
+    routing = LazyRouting(place, config.routing, guards, registered)
+    undo.callback(routing.close)
+    routing.check()
+    return routing
 
 
 def _check_tools(tools: LazyTools, undo: contextlib.ExitStack) -> None:
@@ -224,6 +278,7 @@ def _build_api(
         TaintApi(TaintAdmin(hub, guards.flows, stores.labels, stores.audit)),
         ApprovalsApi(guards.approvals),
         WorkflowsApi(WorkflowsView(parts.workflows)),
+        ClusterApi(status.describe_cluster),
     ]
     if console is not None:
         apis.append(ConsoleApi(hub, console, lambda: parts.state.base))

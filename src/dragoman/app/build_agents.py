@@ -315,6 +315,16 @@ class Agents:
         if self.a2a is not None:
             self.a2a.server.end_principals(why_ended)
 
+    def take_over(self, hub: str) -> None:
+        """Takes over the tasks of another hub that has ended. Raises `StorageFailed`."""
+        if self.a2a is not None:
+            self.a2a.server.take_over(hub)
+
+    def abandon(self, hub: str) -> None:
+        """Other hubs own the tasks of this one, which has the id `hub` from now on."""
+        if self.a2a is not None:
+            self.a2a.server.abandon(hub)
+
     def begin_stop(self) -> None:
         """Ends open streams."""
         if self.a2a is not None:
@@ -423,6 +433,7 @@ class AgentsBuilder:
             facts_changed=self.touch_policies,
             every=config.bridge.probe_secs,
             references=rules,
+            cluster=self.hub.cluster,
         )
         registry.load(config.a2a.external_agents if config.a2a.enabled else ())
         return registry

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from dragoman.app.config_watch import LiveConfig
+from dragoman.app.store_place import follow_store, has_store
 from dragoman.core.access import WhyEnded
 from dragoman.core.call_chains import CallChains
 from dragoman.core.errors import ConfigError, StorageFailed
@@ -18,6 +19,7 @@ from dragoman.core.tool import Tool
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.guards.config import ApprovalSettings
 from dragoman.guards.grants import GrantedAuthorizer
+from dragoman.stores.database import StorePlace
 
 if TYPE_CHECKING:
     from dragoman.app.approval_runner import ApprovalRunner
@@ -38,7 +40,7 @@ class ApprovalParts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LazyApprovals:
-    home: Path
+    place: StorePlace
     live: LiveConfig
     audit: AuditLog
     hub: Hub
@@ -58,7 +60,7 @@ class LazyApprovals:
 
     def find_existing(self) -> ApprovalDesk | None:
         """Returns the desk if this home has ever needed an approval."""
-        if not self.built and not (self.home / DATABASE).exists():
+        if not self.built and not has_store(self.place, DATABASE):
             return None
         return self._find().desk
 
@@ -71,6 +73,18 @@ class LazyApprovals:
             raise ConfigError(str(error)) from error
         if desk is not None:
             desk.start_ready()
+
+    def take_over(self, hub: str) -> None:
+        """Another hub has ended, and the calls that it made for approvals. Raises
+        `StorageFailed`."""
+        desk = self.find_existing()
+        if desk is not None:
+            desk.take_over(hub)
+
+    def rename_hub(self) -> None:
+        """This hub has another id in the cluster from now on."""
+        for parts in self.built:
+            parts.store.rename_hub(self.hub.cluster.mark)
 
     async def follow(self) -> None:
         """Announces requests that have expired."""
@@ -99,7 +113,7 @@ class LazyApprovals:
         from dragoman.stores.approvals import SqliteApprovals
 
         try:
-            store = SqliteApprovals(self.home)
+            store = SqliteApprovals(self.place, self.hub.cluster.mark)
         except ConfigError as error:
             raise StorageFailed(str(error)) from error
         rights = RequesterRights(self.hub, self.authorizer, self.why_ended, self.renew)
@@ -114,6 +128,8 @@ class LazyApprovals:
             runner.start,
         )
         held = HeldCalls(desk, self.chains, rights.recheck, self._get_settings)
+        if not isinstance(self.place, Path):
+            follow_store(self.place, "approvals", desk.note_changes)
         return ApprovalParts(store, desk, held, runner)
 
     def _find_tool(self, name: str, kind: str) -> Tool:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from dragoman.app.build_auth import AuthParts
@@ -52,10 +52,14 @@ class Authority:
     async def record_changes(self) -> None:
         """Writes what happened to users and grants, here or by command, to the audit log."""
         users, audit = self._stores.users, self._hub_stores.audit
+
+        def record(verb: str, name: str, told: Mapping[str, Any]) -> None:
+            record_done(audit, verb, name, f"user:{name}", "sign-in", told)
+
         try:
-            for number, verb, name, told in users.take_changes(CHANGES_AT_ONCE):
-                record_done(audit, verb, name, f"user:{name}", "sign-in", told)
-                users.forget_changes(number)
+            for _ in range(CHANGES_AT_ONCE):
+                if not users.record_next(record):
+                    break
         except HubError as error:  # the next round tries again
             log.debug("changes of users could not be recorded: %s", error)
 

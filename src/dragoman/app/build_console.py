@@ -62,7 +62,9 @@ class HubSignIn:
 
 def build_console(parts: HubParts) -> ConsoleGate | None:
     """Returns None where the console is not served."""
-    return ConsoleGate(lambda: parts.state.base) if is_console_served(parts) else None
+    if not is_console_served(parts):
+        return None
+    return ConsoleGate(lambda: parts.state.base, parts.guards.hub.cluster)
 
 
 def connect_console(
@@ -78,10 +80,12 @@ def connect_console(
         record_done(parts.stores.audit, verb, "console", principal.label, "console", {})
 
     def open_site() -> ConsoleSite:
+        from dragoman.web.console.sessions import ConsoleSessions
         from dragoman.web.console.site import ConsoleSite
 
+        sessions = ConsoleSessions(ownership=parts.guards.hub.cluster)
         sign_in = HubSignIn(parts, peers, note_failed)
-        return ConsoleSite(api, sign_in, gate.build_cookie, gate.is_same_origin, note)
+        return ConsoleSite(api, sign_in, gate.build_cookie, gate.is_same_origin, note, sessions)
 
     gate.connect(open_site)
     return PathMount(PREFIX, gate.serve, lambda path: True, body_bytes=MAX_BODY)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from pathlib import Path
 
 from dragoman.app.plugins import load_plugins
 from dragoman.config import Config
@@ -12,6 +11,7 @@ from dragoman.core.bus import Bus
 from dragoman.core.call_log import CallLog
 from dragoman.core.hub import Hub
 from dragoman.core.logs import OUTPUT
+from dragoman.stores.database import StorePlace
 from dragoman.stores.dispatches import DispatchStore
 from dragoman.web.app import Mounted
 from dragoman.web.events import EventStreams
@@ -41,7 +41,7 @@ class Events:
             self.calls.flush()
 
 
-def build_events(home: Path, config: Config, hub: Hub) -> Events:
+def build_events(place: StorePlace, config: Config, hub: Hub) -> Events:
     load_plugins(hub.bus, config.bus.plugins)
     streams = EventStreams(hub)
     # `up --quiet` does without a line per call, and so does a hub that a command runs for itself.
@@ -49,6 +49,6 @@ def build_events(home: Path, config: Config, hub: Hub) -> Events:
     calls = CallLog(hub.bus, OUTPUT.write, OUTPUT.format) if logs_calls else None
     metrics = Metrics(hub.bus)
     # Last: it starts a thread that has to be ended.
-    dispatches = DispatchStore(home, config.bridge.keep_dispatches)
+    dispatches = DispatchStore(place, config.bridge.keep_dispatches)
     dispatches.observe(hub.bus)
     return Events(hub.bus, streams, dispatches, metrics, calls)

@@ -7,17 +7,21 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dragoman import guards
 from dragoman.app.build_approvals import LazyApprovals
 from dragoman.app.build_catalogs import Catalogs
+from dragoman.app.build_redis import RedisParts
 from dragoman.app.build_stores import Stores
+from dragoman.app.build_telemetry import Telemetry
 from dragoman.app.config_watch import LiveConfig
 from dragoman.app.policy_admin.service import PolicyService, load_policies
 from dragoman.app.targets import Targets
 from dragoman.core.access import WhyEnded
 from dragoman.core.bus import Bus
 from dragoman.core.call_chains import CallChains
+from dragoman.core.cluster import ClusterMember
 from dragoman.core.hub import Hub
 from dragoman.core.kept_results import KeptResults
 from dragoman.core.local_agents import AgentProfiles
@@ -35,6 +39,9 @@ from dragoman.guards.grants import GrantedAuthorizer, OfferRule
 from dragoman.guards.overload import Overload
 from dragoman.guards.tool_flows import ToolFlowTable
 from dragoman.mcp.client.upstream_manager import UpstreamManager
+
+if TYPE_CHECKING:
+    from dragoman.policy.shared_policies import SharedPolicies
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +92,18 @@ def build_guards(
     why_ended: WhyEnded,
     logins: LoginDesk,
     renew: Callable[[Principal], Principal],
+    cluster: ClusterMember,
+    key: bytes,
+    redis: RedisParts | None = None,
+    telemetry: Telemetry | None = None,
 ) -> Guards:
     """Raises `ConfigError` if the policies are unusable: a hub does not start without any. `renew`
-    takes from a principal what it does not have any more."""
+    takes from a principal what it does not have any more. `key` is the home's, or that of all
+    hubs of a cluster. Without `redis`, this hub has rate limits of its own; without `telemetry`,
+    calls are not traced."""
     limits = live.config.limits
     flows = ToolFlowTable(live.config.taint)
+    shared = _share_policies(home, live, stores)
     loaded = load_policies(
         home,
         live,
@@ -101,16 +115,19 @@ def build_guards(
     )
     authorizer = GrantedAuthorizer(loaded.engine, profiles, offers, why_ended, live.views)
     chains = CallChains(
-        stores.witness.key,
+        key,
         depth=limits.chain_depth,
         calls=limits.chain_calls,
         seconds=limits.chain_secs,
         at_once=limits.target_calls,
     )
     # A key of this run: which handles were used is forgotten at its end, so they must expire then.
-    handles = QuestionHandles(os.urandom(32), limits.question_secs, lasting_key=stores.witness.key)
-    kept = KeptResults(limits.kept_megabytes, limits.kept_secs)
-    limiter = LocalRateLimiter(limits.rate.build_rules())
+    handles = QuestionHandles(
+        os.urandom(32), limits.question_secs, lasting_key=key, ownership=cluster
+    )
+    kept = KeptResults(limits.kept_megabytes, limits.kept_secs, ownership=cluster)
+    limiter: RateLimiter
+    limiter = redis.limiter if redis else LocalRateLimiter(limits.rate.build_rules())
     stages = guards.build_stages(
         stores.audit, bus, limits, handles, chains, authorizer, kept, limiter, flows,
         CarriedLabels(stores.labels), logins, lambda: approvals.find_held(),
@@ -119,7 +136,7 @@ def build_guards(
     hub = Hub(
         catalogs.offered,
         bus,
-        stages,
+        stages if telemetry is None else telemetry.trace(stages),
         chains,
         authorizer,
         results=kept,
@@ -129,9 +146,24 @@ def build_guards(
         limiter=limiter,
         logins=targets,
         views=live.views,
+        cluster=cluster,
     )
-    policies = PolicyService(home, stores.audit, bus, catalogs.callable, loaded, hub.find)
-    approvals = LazyApprovals(home, live, stores.audit, hub, chains, authorizer, why_ended, renew)
+    policies = PolicyService(home, stores.audit, bus, catalogs.callable, loaded, hub.find, shared)
+    approvals = LazyApprovals(
+        stores.place, live, stores.audit, hub, chains, authorizer, why_ended, renew
+    )
     return Guards(
         hub, startup, policies, kept, chains, stages, limiter, flows, authorizer, approvals
     )
+
+
+def _share_policies(home: Path, live: LiveConfig, stores: Stores) -> SharedPolicies | None:
+    """Takes the policies of the hubs on the same database; None for a hub on its home."""
+    if isinstance(stores.place, Path):
+        return None
+    from dragoman.policy.shared_policies import SharedPolicies
+    from dragoman.stores.policy_files import PolicyFiles
+
+    shared = SharedPolicies(PolicyFiles(stores.place), home, home / live.config.policy.folder)
+    shared.prepare()
+    return shared

@@ -11,7 +11,9 @@ from dragoman.a2a.config import ExternalAgent
 from dragoman.app.build_authority import Authority
 from dragoman.app.config_watch import LiveConfig
 from dragoman.app.run_state import RunState
+from dragoman.app.store_place import has_store
 from dragoman.core.bus import Bus
+from dragoman.core.cluster import Ownership
 from dragoman.core.errors import Unreachable
 from dragoman.core.ports import CredentialStore
 from dragoman.core.principal import Principal
@@ -26,6 +28,7 @@ from dragoman.oauth.logins.accounts import (
 )
 from dragoman.oauth.logins.desk import HubLoginDesk
 from dragoman.oauth.logins.pages import CALLBACK, CLIENT, CONNECT, LoginPages
+from dragoman.stores.database import StorePlace
 from dragoman.web.app import PathMount
 from dragoman.wire.http import HttpClient
 
@@ -95,6 +98,7 @@ class LoginParts:
 
 def build_logins(
     home: Path,
+    place: StorePlace,
     live: LiveConfig,
     state: RunState,
     net: OutboundHttp,
@@ -102,6 +106,7 @@ def build_logins(
     may_administer: Callable[[Principal], bool],
     note_login: Callable[[LoginAccount, str], None],
     authority: Authority | None,
+    ownership: Ownership,
 ) -> LoginParts:
     """`authority` knows the users who sign in at the hub itself: only the browser of such a user
     may use a link that was made for that user."""
@@ -114,7 +119,7 @@ def build_logins(
             from dragoman.stores.credentials import SqliteCredentials
 
             key = find_key(home, live.config.oauth.credential_key, live.variables)
-            stores.append(SqliteCredentials(home, key))
+            stores.append(SqliteCredentials(place, key))
         return stores[0]
 
     def open_http(url: str, allow_private: bool, follow: bool) -> HttpClient:
@@ -139,10 +144,11 @@ def build_logins(
     services = OAuthServices(
         open_http,
         open_store,
-        lambda: bool(stores) or (home / "credentials.db").exists(),
+        lambda: bool(stores) or has_store(place, "credentials.db"),
         live.secrets.resolve,
         build_redirect_uri,
         build_client_url,
+        ownership.mark,
     )
 
     def build_client_document() -> dict[str, object]:
@@ -150,7 +156,7 @@ def build_logins(
 
         return build_client_document(build_client_url(), build_redirect_uri())
 
-    desk = HubLoginDesk(bus, find_base, may_administer, note_login)
+    desk = HubLoginDesk(bus, find_base, may_administer, note_login, ownership)
     pages = LoginPages(desk, build_client_document)
     if authority is not None:
         pages = LoginPages(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from dragoman.app.build_catalogs import Catalogs
@@ -31,7 +32,10 @@ from dragoman.net.client import OutboundHttp
 from dragoman.processes.child_process import kill_marked
 from dragoman.processes.descendants import DESCENDANTS
 from dragoman.web.app import Mounted, PathMount
-from dragoman.wire.http import HolderClients, HttpRequest
+from dragoman.wire.http import HolderClients, HttpClient, HttpRequest
+
+if TYPE_CHECKING:
+    from dragoman.app.build_cluster import ClusterParts
 
 ServeView = Callable[[HttpRequest, Principal, View], Work[None] | None]
 """Serves a request at the address of a view."""
@@ -72,6 +76,11 @@ class McpParts:
             return None
         return transport(request, principal, view)
 
+    def abandon(self, hub: str) -> None:
+        """Other hubs own the sessions and tasks of this one, which has the id `hub` now."""
+        self.http.sessions.abandon()
+        self.tasks.abandon(hub)
+
     def close(self) -> None:
         self.server.subscriptions.close()
         self.http.close()
@@ -86,6 +95,7 @@ def build_upstreams(
     bus: Bus,
     clients: ConnectedClients,
     open_account: Callable[[ServerEntry], HolderClients | None],
+    cluster: ClusterParts | None,
 ) -> UpstreamManager:
     """Also kills what a hub that was killed has left running."""
     mark = build_mark(home)
@@ -95,9 +105,13 @@ def build_upstreams(
         home,
         mark,
         live.variables,
-        lambda url, private: net.open_configured(url, allow_private=private),
+        partial(_open_http, net, cluster),
         live.secrets,
     )
+
+    def find_placed() -> Collection[str]:
+        """The servers that run at one hub: they are programs, and have no logins."""
+        return [one.name for one in live.config.mcp_servers if one.placement == "one"]
 
     def build_upstream(entry: ServerEntry) -> Upstream:
         return Upstream(
@@ -108,10 +122,21 @@ def build_upstreams(
             partial(compile_schema, check=entry.check_arguments),
             UpstreamLimits(question_secs=live.config.limits.question_secs),
             asker=clients,
-            clients=open_account(entry),
+            clients=open_account(entry) if entry.name not in find_placed() else None,
         )
 
-    return UpstreamManager(build_upstream, catalogs.callable, bus)
+    if cluster is None:
+        return UpstreamManager(build_upstream, catalogs.callable, bus)
+    from dragoman.app.placed_servers import Placement
+
+    return UpstreamManager(build_upstream, catalogs.callable, bus, Placement(cluster.hubs).place)
+
+
+def _open_http(
+    net: OutboundHttp, cluster: ClusterParts | None, url: str, private: bool
+) -> HttpClient:
+    found = cluster.open_placed(url) if cluster is not None else None
+    return found or net.open_configured(url, allow_private=private)
 
 
 def build_mcp(live: LiveConfig, hub: Hub, key: bytes, clients: ConnectedClients) -> McpParts:

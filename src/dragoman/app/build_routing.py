@@ -23,6 +23,7 @@ from dragoman.routing.config import RoutingSettings
 if TYPE_CHECKING:
     from dragoman.routing.dispatch_tool import DispatchTool
     from dragoman.routing.router import RoutableAgent, Router
+    from dragoman.stores.database import StorePlace
     from dragoman.stores.routing import SqliteRouting
 
 HOUR = 3_600.0
@@ -87,7 +88,7 @@ class HubAgents:
 
 @dataclass(frozen=True, slots=True)
 class LazyRouting:
-    home: Path
+    place: StorePlace
     settings: RoutingSettings
     guards: Guards
     registered: RegisteredAgents
@@ -123,7 +124,11 @@ class LazyRouting:
         """See `Router.explain`. A hub that has dispatched nothing stays without a store."""
         from dragoman.stores.routing import DATABASE
 
-        if not self.built and not (self.home / DATABASE).exists():
+        place = self.place
+        has_store = (
+            (place / DATABASE).exists() if isinstance(place, Path) else "routing" in place.known
+        )
+        if not self.built and not has_store:
             return None
         return self.find_router().explain(id, org, caller)
 
@@ -145,7 +150,7 @@ class LazyRouting:
         from dragoman.stores.routing import SqliteRouting
 
         settings, hub = self.settings, self.guards.hub
-        store = SqliteRouting(self.home, settings.keep_decisions)
+        store = SqliteRouting(self.place, settings.keep_decisions)
         outcomes = OutcomeTable(
             store,
             window=settings.window,

@@ -12,16 +12,23 @@ from dragoman.config_layers import variable_from_path
 from dragoman.core.admin_audit import Tally
 from dragoman.core.environment import read_environment
 from dragoman.core.errors import ConfigError, HubError
+from dragoman.core.secret_references import SecretResolver
 from dragoman.stores.audit.log import SqliteAuditLog
 from dragoman.stores.client_grants import ClientGrantStore
 from dragoman.stores.conversations import SqliteConversations
+from dragoman.stores.database import StorePlace, open_place
 from dragoman.stores.keys import KeyStore
 from dragoman.stores.labels import SqliteLabels
 from dragoman.stores.pins import SqlitePins
 from dragoman.stores.registry import RegistryStore
 from dragoman.stores.sqlite import LOOP_BUSY_SECONDS
 from dragoman.stores.steady_clock import SteadyClock
-from dragoman.stores.store_inventory import HomeRecord, StoreInventory, survey_stores
+from dragoman.stores.store_inventory import (
+    AS_RECORDED,
+    HomeRecord,
+    StoreInventory,
+    survey_stores,
+)
 from dragoman.stores.tasks import MemoryTaskStore, SqliteTaskStore
 from dragoman.stores.usage import SqliteUsage
 from dragoman.stores.users import UsersDatabase, UserStore
@@ -56,6 +63,15 @@ class Stores:
     conversations: SqliteConversations
     users: UserStores | None
     """None while `[auth.server]` is not enabled."""
+    place: StorePlace
+    """Where all of them are, except for the audit log: the home, or a database server."""
+
+    def find_problem(self) -> str:
+        """Finds why the database of `[store] url` is not available; empty while it is."""
+        place = self.place
+        if isinstance(place, Path) or not place.problem:
+            return ""
+        return f'the database at "{place.place}" is not available: {place.problem}'
 
     def close(self) -> None:
         """Closes the audit log before the keys, and notes where it ends."""
@@ -76,37 +92,50 @@ class Stores:
             except ConfigError as error:
                 log.error("%s", error)
         self.keys.close()
+        close_place(self.place)
 
 
-def build_stores(home: Path, config: Config) -> Stores:
-    """Raises `ConfigError` if a store of the home was lost."""
-    witness = StoreInventory(home, home / config.policy.folder)
-    record = witness.record
-    refuse_lost_config(home, record)
+def build_stores(home: Path, config: Config, secrets: SecretResolver, hub: str = "") -> Stores:
+    """`hub` is the id of this hub where several share the database of `[store] url`; without one it
+    uses that database alone. Raises `ConfigError` if a store of the home was lost."""
     with ExitStack() as undo:
-        keys = KeyStore(home, busy_seconds=LOOP_BUSY_SECONDS, had_keys=record.keys_made)
+        place = open_place(home, config.store.url, secrets)
+        undo.callback(close_place, place)
+        identity = None
+        if not isinstance(place, Path):
+            place.watch(exclusive=not hub)
+            identity = place.read_identity()
+        witness = StoreInventory(home, home / config.policy.folder, identity)
+        record = witness.record
+        refuse_lost_config(home, record)
+        keys = KeyStore(place, busy_seconds=LOOP_BUSY_SECONDS, had_keys=record.keys_made)
         undo.callback(keys.close)
         audit = undo.enter_context(closing(SqliteAuditLog(home, durable=config.audit.durable)))
-        pins = undo.enter_context(closing(SqlitePins(home)))
-        labels = undo.enter_context(closing(SqliteLabels(home)))
-        usage = undo.enter_context(closing(SqliteUsage(home)))
-        registry = undo.enter_context(closing(RegistryStore(home)))
+        pins = undo.enter_context(closing(SqlitePins(place)))
+        labels = undo.enter_context(closing(SqliteLabels(place)))
+        usage = undo.enter_context(closing(SqliteUsage(place)))
+        registry = undo.enter_context(closing(RegistryStore(place)))
         tasks: SqliteTaskStore | MemoryTaskStore = MemoryTaskStore()
         if config.a2a.enabled and config.a2a.store == "sqlite":
-            tasks = SqliteTaskStore(home, durable=config.audit.durable)
+            tasks = SqliteTaskStore(place, durable=config.audit.durable, hub=hub)
             undo.callback(tasks.close)
-        users = _open_users(home) if config.auth.server.enabled else None
+        users = _open_users(place) if config.auth.server.enabled else None
         undo.pop_all()
     clock = SteadyClock(record.clock_seen or audit.previous_end_at, record.clock_new_since)
-    conversations = SqliteConversations(home, witness.register_stores)
+    conversations = SqliteConversations(place, witness.register_stores)
     return Stores(
         witness, keys, audit, clock, Tally(audit), pins, labels, usage, registry, tasks,
-        conversations, users,
+        conversations, users, place,
     )  # fmt: skip
 
 
-def _open_users(home: Path) -> UserStores:
-    base = UsersDatabase(home, busy_seconds=LOOP_BUSY_SECONDS)
+def close_place(place: StorePlace) -> None:
+    if not isinstance(place, Path):
+        place.close()
+
+
+def _open_users(place: StorePlace) -> UserStores:
+    base = UsersDatabase(place, busy_seconds=LOOP_BUSY_SECONDS)
     users = UserStore(base)
     return UserStores(base, users, ClientGrantStore(base, users))
 
@@ -122,7 +151,10 @@ def refuse_lost_config(home: Path, record: HomeRecord | None = None) -> None:
         problem = "" if file.stat().st_size else "is empty"
     except FileNotFoundError:
         problem = "is missing"
-    if problem and (record or survey_stores(home, home / "policies").record).api_key_set:
+    if (
+        problem
+        and (record or survey_stores(home, home / "policies", AS_RECORDED).record).api_key_set
+    ):
         raise ConfigError(
             f'the hub does not start: "{file}" {problem}, and it had an api_key or '
             "[auth.server]: without them no client would need a key. Restore it from a backup; to "

@@ -123,7 +123,7 @@ def build_tools(
         output_bytes=int(settings.command_kilobytes * 1024),
     )
     fire = ScheduledCalls(hub, directory, renew).fire
-    schedules = ScheduleRunner(stores.schedules, fire)
+    schedules = ScheduleRunner(stores.schedules, fire, leases=hub.cluster)
     target = BuiltinTools(
         [
             FileTools(files),

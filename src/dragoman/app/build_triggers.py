@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dragoman.core.background import Background
 from dragoman.core.bus import Bus
+from dragoman.core.cluster import Leases
 from dragoman.core.errors import HubError
 from dragoman.core.triggers import ScheduleState
 
 if TYPE_CHECKING:
+    from dragoman.stores.database import StorePlace
     from dragoman.stores.triggers import SqliteTriggers
     from dragoman.workflows.event_triggers import WorkflowEvents
     from dragoman.workflows.folder import WorkflowFolder
@@ -36,12 +38,13 @@ class TriggerParts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LazyTriggers:
-    home: Path
+    place: StorePlace
     folder: WorkflowFolder
     service: RunService
     bus: Bus
     resolve: Callable[[str, str], Awaitable[str]]
     """Reads the secret of a reference."""
+    leases: Leases
     built: list[TriggerParts] = field(default_factory=list)
     """The parts, once they are needed."""
     _loops: Background = field(default_factory=lambda: Background("triggers of workflows"))
@@ -87,7 +90,11 @@ class LazyTriggers:
     def _is_needed(self) -> bool:
         from dragoman.workflows.model import MANUAL
 
-        return (self.home / DATABASE).exists() or any(
+        place = self.place
+        has_store = (
+            (place / DATABASE).exists() if isinstance(place, Path) else "triggers" in place.known
+        )
+        return has_store or any(
             trigger.kind != MANUAL
             for workflow in self.folder.list_workflows()
             for trigger in workflow.triggers
@@ -100,10 +107,10 @@ class LazyTriggers:
         from dragoman.workflows.triggers import TriggeredRuns
         from dragoman.workflows.webhooks import WorkflowWebhooks
 
-        folder, runs, store = self.folder, TriggeredRuns(self.service), SqliteTriggers(self.home)
+        folder, runs, store = self.folder, TriggeredRuns(self.service), SqliteTriggers(self.place)
         return TriggerParts(
             store,
-            WorkflowSchedules(folder, runs, store),
+            WorkflowSchedules(folder, runs, store, leases=self.leases),
             WorkflowWebhooks(folder, runs, store, self.resolve),
             WorkflowEvents(folder, runs, self.bus),
         )

@@ -18,6 +18,7 @@ from dragoman.app.build_triggers import LazyTriggers
 from dragoman.app.config_watch import LiveConfig
 from dragoman.core.access import WhyEnded
 from dragoman.core.agent_tool import build_tool_name
+from dragoman.core.backoff import add_jitter
 from dragoman.core.errors import NotFound
 from dragoman.core.hub import Hub
 from dragoman.core.ports import AuditLog
@@ -26,8 +27,11 @@ from dragoman.core.secret_references import is_reference
 from dragoman.core.tool_identity import build_identity
 from dragoman.core.triggers import WebhookReceiver
 from dragoman.guards.validate import compile_schema
+from dragoman.mcp.protocol.elicitation import add_task_support
+from dragoman.stores.database import StorePlace
 
 if TYPE_CHECKING:
+    from dragoman.app.build_cluster import ClusterParts
     from dragoman.core.runs import RunStore
     from dragoman.workflows.exposure import WorkflowTools
     from dragoman.workflows.folder import WorkflowFolder
@@ -82,10 +86,21 @@ class CalledAgents:
     def prepare_dispatch(self) -> None:
         self._offer_dispatch()
 
+    def explain_absence(self, agent: str) -> str:
+        try:
+            member = self._registered.find(agent)
+        except NotFound:
+            return ""
+        if member.watch is None:
+            return f'agent "{agent}" is not used: {member.refusal or "it is disabled"}'
+        target = member.watch.agent
+        return "" if target.probed is not None else f'agent "{agent}" is away: {target.reason}'
+
 
 @dataclass(frozen=True, slots=True)
 class LazyWorkflows:
     home: Path
+    place: StorePlace
     live: LiveConfig
     guards: Guards
     registered: RegisteredAgents
@@ -93,6 +108,8 @@ class LazyWorkflows:
     renew: Callable[[Principal], Principal]
     why_ended: WhyEnded
     offer_dispatch: Callable[[], None]
+    cluster: ClusterParts | None = None
+    """The hubs that share the runs; None for a single hub."""
     built: list[WorkflowParts] = field(default_factory=list)
     """The parts, once they are needed."""
 
@@ -103,9 +120,12 @@ class LazyWorkflows:
     @property
     def is_needed(self) -> bool:
         home, settings = self.home, self.live.config.workflows
-        return (
-            (home / FOLDER).is_dir() or (home / DATABASE).exists() or settings.database is not None
+        has_runs = (
+            (home / DATABASE).exists()
+            if isinstance(self.place, Path)
+            else "runs" in self.place.known or self.cluster is not None
         )
+        return (home / FOLDER).is_dir() or has_runs or settings.database is not None
 
     def find(self) -> WorkflowParts | None:
         """Returns the parts, if the home has workflows or runs."""
@@ -166,15 +186,18 @@ class LazyWorkflows:
         from dragoman.workflows.event_waits import EventWaits
         from dragoman.workflows.exposure import WorkflowTools
         from dragoman.workflows.folder import WorkflowFolder
+        from dragoman.workflows.parked_tasks import ParkedTasks, PollLimits
         from dragoman.workflows.run_calls import RunCalls
         from dragoman.workflows.runner import RunLimits, Runner
         from dragoman.workflows.service import RetentionLimits, RunService
+        from dragoman.workflows.task_cancellation import CancelLimits, TaskCanceller
         from dragoman.workflows.waits import StepWaits
 
         hub, settings = self.hub, self.live.config.workflows
         store = await self._open_store()
         folder = WorkflowFolder(self.home / FOLDER)
-        calls = RunCalls(hub, self.renew, self.why_ended)
+        features = add_task_support({"elicitation": {"form": {}, "url": {}}})
+        calls = RunCalls(hub, self.renew, self.why_ended, features, settings.attached_secs)
         waits = StepWaits(
             self.guards.approvals.find_desk,
             lambda name, inputs, origin: service.build_child(name, inputs, origin),
@@ -188,6 +211,11 @@ class LazyWorkflows:
             waits,
             CalledAgents(hub, self.registered, self.offer_dispatch),
             self._find_variables,
+            ParkedTasks(
+                PollLimits(longest=settings.poll_secs, task_secs=settings.task_days * 86_400.0),
+                add_jitter,
+            ),
+            TaskCanceller(calls, CancelLimits()),
             RunLimits(advancing=settings.concurrency, active=settings.max_active),
         )
         tools = WorkflowTools(hub, lambda: service, compile_schema)
@@ -208,20 +236,27 @@ class LazyWorkflows:
             ),
             tools.build_tool,
         )
-        triggers = LazyTriggers(self.home, folder, service, hub.bus, self.live.secrets.resolve)
+        resolve = self.live.secrets.resolve
+        triggers = LazyTriggers(self.place, folder, service, hub.bus, resolve, hub.cluster)
         return WorkflowParts(folder, service, tools, triggers)
 
     def _find_variables(self) -> Mapping[str, str]:
         return self.live.variables
 
     async def _open_store(self) -> RunStore:
-        url = self.live.config.workflows.database
-        if url is None:
+        settings = self.live.config.workflows
+        url = settings.database
+        if url is None and isinstance(self.place, Path):
             from dragoman.stores.runs import SqliteRuns
 
-            return SqliteRuns(self.home)
+            return SqliteRuns(self.place, durable=settings.durable)
         from dragoman.stores.runs_postgres import open_postgres_runs
 
+        if url is None:
+            assert not isinstance(self.place, Path)
+            hubs = self.cluster.hubs if self.cluster is not None else None
+            find_hub = (lambda: hubs.mark) if hubs is not None else None
+            return await open_postgres_runs(self.place.url, exclusive=False, find_hub=find_hub)
         if is_reference(url):
             url = await self.live.secrets.resolve(url, "[workflows] database")
         return await open_postgres_runs(url)

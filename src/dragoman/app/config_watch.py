@@ -9,10 +9,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 from dragoman.app.build_secrets import build_secrets
-from dragoman.config import Config, load_with_source, read_env
+from dragoman.config import Config, load_variables, load_with_source
 from dragoman.config_layers import Override
 from dragoman.core.call import NOTHING
-from dragoman.core.environment import read_environment
 from dragoman.core.errors import ConfigError
 from dragoman.core.file_modes import find_exposures, find_exposures_in
 from dragoman.core.tool_filter import View
@@ -135,17 +134,6 @@ class ConfigWatch:
             log.warning("%s", warning)
         self.problem = None
         await apply(config, variables)
-
-
-def load_variables(home: Path) -> dict[str, str]:
-    """Returns the environment, and from the home's `env` file what is not in it."""
-    try:
-        data = (home / "env").read_bytes()
-    except FileNotFoundError:
-        data = None
-    except OSError as error:
-        raise ConfigError(f"{home / 'env'} cannot be read: {error.strerror}") from None
-    return {**read_env(data), **read_environment()}
 
 
 def refuse_exposed(home: Path, config: Config) -> None:

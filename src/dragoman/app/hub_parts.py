@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dragoman.agents.manifest_agents import ManifestAgents
 from dragoman.agents.skills.skill_book import SkillBook
@@ -16,14 +17,20 @@ from dragoman.app.build_events import Events
 from dragoman.app.build_guards import Guards
 from dragoman.app.build_logins import LoginParts
 from dragoman.app.build_mcp import McpParts
+from dragoman.app.build_redis import RedisParts
 from dragoman.app.build_routing import LazyRouting
 from dragoman.app.build_stores import Stores
+from dragoman.app.build_telemetry import Telemetry
 from dragoman.app.build_workflows import LazyWorkflows
 from dragoman.app.config_watch import LiveConfig
 from dragoman.app.lazy_tools import LazyTools
 from dragoman.app.run_state import RunState
 from dragoman.app.store_watch import StoreWatch
 from dragoman.mcp.client.upstream_manager import UpstreamManager
+
+if TYPE_CHECKING:
+    from dragoman.app.build_cluster import ClusterParts
+    from dragoman.app.shared_audit import SharedAudit
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,3 +56,11 @@ class HubParts:
     authority: Authority | None
     """None while `[auth.server]` is not enabled."""
     logins: LoginParts
+    cluster: ClusterParts | None
+    """None for a single hub."""
+    shared_audit: SharedAudit | None
+    """None while the stores are in the home."""
+    redis: RedisParts | None
+    """None where no Redis is configured."""
+    telemetry: Telemetry | None
+    """None where no collector is configured."""

@@ -41,6 +41,14 @@ class PinReviews:
         self.review(target)
         self._registered.recheck(target)
 
+    async def reload(self) -> None:
+        """Applies what other hubs have decided, and their claims to names."""
+        for target in self._pins.reload():
+            self.apply_decision(target)
+        if self._claims.reload():
+            for catalog in self._catalogs.values():
+                catalog.share_names()
+
     async def retry(self) -> None:
         """Reviews what is not offered because the store of pins failed, with growing pauses."""
         waiting = self._pins.unreviewed

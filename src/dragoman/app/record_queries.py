@@ -15,7 +15,7 @@ from dragoman.app.hub_parts import HubParts
 from dragoman.core.audit_queries import RecordQuery
 from dragoman.core.errors import Overloaded
 from dragoman.core.usage import UsageStore
-from dragoman.stores.audit.queries import list_traces, search_records, summarize_calls
+from dragoman.stores.audit.queries import Source, list_traces, search_records, summarize_calls
 from dragoman.stores.audit.verify import verify
 
 T = TypeVar("T")
@@ -34,6 +34,8 @@ class RecordQueries:
 
     def __init__(self, parts: HubParts, registry: RegistryView, usage: UsageStore) -> None:
         self._parts = parts
+        shared = parts.shared_audit
+        self._source: Source = shared.records if shared is not None else parts.home
         self._registry = registry
         self._usage = usage
         self._turns = asyncio.Semaphore(AT_ONCE)
@@ -46,13 +48,13 @@ class RecordQueries:
         self, wanted: RecordQuery, before: int | None, limit: int
     ) -> tuple[Sequence[Mapping[str, Any]], int | None]:
         with self._count(wanted):
-            return await self._run(lambda: search_records(self._parts.home, wanted, before, limit))
+            return await self._run(lambda: search_records(self._source, wanted, before, limit))
 
     async def list_traces(
         self, wanted: RecordQuery, before: int | None, limit: int
     ) -> tuple[Sequence[Mapping[str, Any]], int | None]:
         with self._count(wanted):
-            return await self._run(lambda: list_traces(self._parts.home, wanted, before, limit))
+            return await self._run(lambda: list_traces(self._source, wanted, before, limit))
 
     async def summarize(self, wanted: RecordQuery, minutes: int) -> Mapping[str, Any]:
         """Computes it once for all pages that show it, and takes 5 % of a core for it at most."""
@@ -63,7 +65,7 @@ class RecordQueries:
     async def _summarize(self, wanted: RecordQuery, minutes: int) -> Mapping[str, Any]:
         known, began = self._summaries.get((wanted, minutes)), time.monotonic()
         if known is None or known[0] < began:
-            found = await self._run(lambda: summarize_calls(self._parts.home, wanted, minutes))
+            found = await self._run(lambda: summarize_calls(self._source, wanted, minutes))
             if len(self._summaries) >= MAX_SUMMARIES:
                 self._summaries.clear()
             ended = time.monotonic()
@@ -72,6 +74,9 @@ class RecordQueries:
         return known[1]
 
     async def verify(self) -> Mapping[str, Any]:
+        shared = self._parts.shared_audit
+        if shared is not None:
+            return asdict(await self._run(shared.verify))
         return asdict(await self._run(lambda: verify(self._parts.home)))
 
     def find_usage(self, trace: str, caller: str) -> Sequence[Mapping[str, Any]]:

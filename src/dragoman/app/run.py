@@ -16,10 +16,10 @@ from dragoman.app import process
 from dragoman.app.app import App
 from dragoman.app.build import build_app
 from dragoman.app.build_secrets import resolve_api_key
-from dragoman.app.config_watch import load_variables, refuse_exposed
+from dragoman.app.config_watch import refuse_exposed
 from dragoman.app.hub_parts import HubParts
 from dragoman.app.secret_variables import list_skill_variables, withhold_secrets
-from dragoman.config import Config, load_with_source
+from dragoman.config import Config, load_variables, load_with_source
 from dragoman.config_layers import Override
 from dragoman.core.errors import ConfigError, StorageFailed
 from dragoman.core.logs import LogFile, start_logging
@@ -38,9 +38,11 @@ def run(
     given: Sequence[Override] = (),
     log_file: str | None = None,
     stop: threading.Event | None = None,
+    announce_workers: Callable[[str], None] | None = None,
 ) -> None:
     """Locks the home and runs a hub until a signal, or inside a `dragoman mcp` until `stop` is set.
-    Logs to `log_file`, or else to stderr."""
+    Logs to `log_file`, or else to stderr. With `announce_workers` it runs as many processes as
+    `[server] workers` says, and calls that with the address once they serve."""
     home_files.prepare(str(home))
     with home_files.lock_home(str(home)):
         config, source = load_with_source(home / "config.toml", given)
@@ -52,6 +54,11 @@ def run(
         withhold_secrets(config, list_skill_variables(home))
         DESCENDANTS.adopt_orphans()
         process.raise_file_limit()
+        if announce_workers is not None and config.server.workers > 1:
+            from dragoman.app.workers import supervise
+
+            supervise(home, config, given, log_file, announce_workers)
+            return
         mode = "daemon" if stop is None else "mcp"
         api_key = resolve_api_key(home, config, load_variables(home))
         build = partial(build_app, home, config, mode, given, api_key)

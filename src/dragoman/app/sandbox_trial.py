@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from dragoman.app.config_watch import load_variables
+from dragoman.config import load_variables
 from dragoman.core.bus import Bus
 from dragoman.core.catalog import admit_all, build_catalogs
 from dragoman.core.name_claims import NameClaims

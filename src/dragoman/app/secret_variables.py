@@ -15,7 +15,7 @@ from dragoman.processes.child_process import COMMON_VARIABLES, USER_VARIABLES
 
 PROXIES = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"})
 _ORDINARY = COMMON_VARIABLES | USER_VARIABLES | {"PATH", "HOME"}
-_SECRET_SETTINGS = ("API_KEY", "__HEADERS")
+_SECRET_SETTINGS = ("API_KEY", "__HEADERS", "REDIS__URL")
 
 
 def list_secret_variables(
@@ -71,13 +71,15 @@ def _list_named(config: Config) -> Iterator[str]:
         yield from (name for name in server.env_names if not _is_ordinary(name))
         for _, value in parse_headers(getattr(server.transport, "headers", {})):
             yield from find_embedded_variables(value)
-    for value in config.tools.search_headers.values():
+    for value in (*config.tools.search_headers.values(), *config.otel.headers.values()):
         yield from find_embedded_variables(value)
     references = [agent.token for agent in config.a2a.external_agents]
     references += [one for server in config.mcp_servers for one in server.env_references.values()]
     for client in (config.auth.introspection, config.auth.server.oidc):
         references += [client.client_secret] if client is not None else []
-    for reference in (*references, config.api_key):
+    references += [config.api_key, config.cluster.secret]
+    references += [config.store.url, config.workflows.database, config.redis.url]
+    for reference in references:
         if reference is not None and reference.startswith("env:"):
             yield reference.removeprefix("env:")
 

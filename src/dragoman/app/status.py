@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from dragoman.a2a.remote.registry_view import RegistryView
 from dragoman.app import process
 from dragoman.app.config_watch import ConfigWatch
 from dragoman.app.hub_parts import HubParts
+from dragoman.core.measurements import Distribution, Measurement
 from dragoman.core.principal import Principal
 
 AUTH_FAILED, ADMIN_DENIED = "auth.failed", "admin.denied"
@@ -27,7 +28,18 @@ class HubStatus:
     _registry: RegistryView
 
     def ready(self) -> str | None:
-        return "the hub is shutting down" if self._parts.state.is_draining else None
+        if self._parts.state.is_draining:
+            return "the hub is shutting down"
+        cluster = self._parts.cluster
+        is_cut_off = cluster is not None and not cluster.hubs.is_connected
+        if is_cut_off or self._parts.stores.find_problem():
+            return "the database is not available"
+        return None
+
+    async def describe_cluster(self) -> Mapping[str, Any]:
+        """The hubs and their leases; none for a single hub."""
+        cluster = self._parts.cluster
+        return await cluster.describe() if cluster is not None else {"hubs": [], "leases": []}
 
     def find_concurrency(self) -> Mapping[str, Any]:
         """The limits of what may happen at once, for `web.api_limits`."""
@@ -81,6 +93,7 @@ class HubStatus:
             "store_problems": [
                 *parts.store_watch.find_problems(),
                 *parts.catalogs.reviews.list_problems(),
+                *(parts.shared_audit.list_problems() if parts.shared_audit is not None else ()),
             ],
         }
 
@@ -97,19 +110,30 @@ class HubStatus:
         return states
 
     def metrics(self) -> str:
+        return self._parts.events.metrics.render(self._find_gauges())
+
+    def collect_metrics(self) -> Sequence[Measurement | Distribution]:
+        return self._parts.events.metrics.collect(self._find_gauges())
+
+    def _find_gauges(self) -> dict[str, tuple[str, float]]:
         parts, upstreams = self._parts, self._parts.upstreams
-        return parts.events.metrics.render(
-            {
-                "dragoman_tools": ("Tools in the catalog.", len(parts.catalogs.tools)),
-                "dragoman_servers": ("Servers configured and enabled.", len(upstreams)),
-                "dragoman_servers_connected": ("Servers connected.", upstreams.count("connected")),
-                "dragoman_a2a_tasks": ("A2A tasks kept.", parts.agents.count_tasks()),
-                "dragoman_http_sessions": ("Sessions over HTTP.", len(parts.mcp.http.sessions)),
-                "dragoman_stdio_clients": ("Clients over stdio.", len(parts.state.stdio)),
-                "process_open_fds": ("Files and sockets that are open.", process.count_files()),
-                "dragoman_uptime_seconds": ("Since the start.", parts.state.measure_uptime()),
-            }
-        )
+        gauges: dict[str, tuple[str, float]] = {
+            "dragoman_tools": ("Tools in the catalog.", len(parts.catalogs.tools)),
+            "dragoman_servers": ("Servers configured and enabled.", len(upstreams)),
+            "dragoman_servers_connected": ("Servers connected.", upstreams.count("connected")),
+            "dragoman_a2a_tasks": ("A2A tasks kept.", parts.agents.count_tasks()),
+            "dragoman_http_sessions": ("Sessions over HTTP.", len(parts.mcp.http.sessions)),
+            "dragoman_stdio_clients": ("Clients over stdio.", len(parts.state.stdio)),
+            "process_open_fds": ("Files and sockets that are open.", process.count_files()),
+            "dragoman_uptime_seconds": ("Since the start.", parts.state.measure_uptime()),
+        }
+        if parts.redis is not None:
+            is_up = int(parts.redis.limiter.is_shared)
+            gauges["dragoman_redis_up"] = ("Whether Redis is used, which may be away.", is_up)
+        if parts.telemetry is not None:
+            dropped = parts.telemetry.exporter.dropped
+            gauges["dragoman_otel_dropped_calls"] = ("Calls whose trace was dropped.", dropped)
+        return gauges
 
     def note_denied(self, principal: Principal | None, what: str) -> None:
         who = principal.label if principal is not None else "nobody"

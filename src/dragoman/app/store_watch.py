@@ -52,16 +52,24 @@ class StoreWatch:
         self._stores.tally.flush()
         if self._note():
             await self._write()
-        problems = self.find_problems()
+        problems = self._witness.find_replaced()
         if problems != self._reported:
             self._reported = problems
             for problem in problems:
-                log.error("%s; nothing is written there any more", problem)
+                log.error(
+                    "%s while the hub runs: put it back, or restart the hub; nothing is written "
+                    "there any more",
+                    problem,
+                )
 
     def find_problems(self) -> list[str]:
+        away = self._stores.find_problem()
         return [
-            f"{problem} while the hub runs: put it back, or restart the hub"
-            for problem in self._witness.find_replaced()
+            *([away] if away else []),
+            *(
+                f"{problem} while the hub runs: put it back, or restart the hub"
+                for problem in self._witness.find_replaced()
+            ),
         ]
 
     async def checkpoint(self) -> None:

@@ -12,7 +12,7 @@ from dragoman.core.errors import NotFound
 from dragoman.core.logs import render_time
 from dragoman.core.ports import ADMIN
 from dragoman.core.principal import Principal
-from dragoman.core.runs import ENDED, PENDING, SKIPPED, WAITING, Run, StepRecord
+from dragoman.core.runs import ENDED, PENDING, RUNNING, SKIPPED, WAITING, Run, StepRecord
 from dragoman.core.tool import Tool
 
 if TYPE_CHECKING:
@@ -232,6 +232,9 @@ def _render_step(record: StepRecord) -> dict[str, Any]:
     }
     if record.state == WAITING and "questions" in record.detail:
         shown["questions"] = record.detail["questions"]
-    if record.wake_at and record.state in (WAITING, PENDING):
+    if record.state in (RUNNING, WAITING) and "task" in record.detail:
+        task = record.detail["task"]
+        shown["task"] = {"id": task["id"], "at": task["place"]}
+    elif record.wake_at and record.state in (WAITING, PENDING):
         shown["wakesAt"] = render_time(record.wake_at)
     return shown

@@ -424,7 +424,7 @@ def _report(agent: dict[str, Any], as_json: bool, what: str, pins: list[dict[str
 
 DISPATCHES = "/api/a2a/dispatches"
 PAGE = 200
-STATUSES = ("running", "completed", "asked", "failed", "denied", "cancelled")
+STATUSES = ("running", "completed", "asked", "parked", "failed", "denied", "cancelled")
 MOST_CALLS = 10_000
 
 

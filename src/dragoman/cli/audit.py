@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
@@ -24,16 +25,19 @@ from dragoman.cli.base.output import (
     style,
 )
 from dragoman.cli.base.prompt import confirm, yes_option
+from dragoman.cli.base.shared_audit import find_shared_audit
 from dragoman.config import load
 
 if TYPE_CHECKING:
     from dragoman.stores.audit.reader import AuditReader, AuditRecord
+    from dragoman.stores.audit.shared_verify import SharedReport
+    from dragoman.stores.audit.verify import VerifyReport
 
 PAGE = 1_000
 DECISIONS = ("permit", "deny")
 COLUMNS = ("at", "caller", "door", "verb", "outcome", "duration_ms", "trace")
-OUTCOMES = ("completed", "failed", "refused", "not_found", "invalid", "target_failed", "cancelled",
-            "crashed", "running", "unknown", "break")  # fmt: skip
+OUTCOMES = ("completed", "failed", "asked", "parked", "refused", "not_found", "invalid",
+            "target_failed", "cancelled", "crashed", "running", "unknown", "break")  # fmt: skip
 
 
 @click.group()
@@ -61,8 +65,11 @@ def audit() -> None:
               help="Only calls to this server or agent, by name or card id.")  # fmt: skip
 @click.option("--decision", metavar="WORD", type=click.Choice(DECISIONS),
               help=f"Only calls with this policy decision: {', '.join(DECISIONS)}.")  # fmt: skip
+@click.option("--local", is_flag=True, help="Only this hub's records, from its home.")
 @common_options
-def tail(lines: int, follow: bool, home: str | None, as_json: bool, **filters: str | None) -> None:
+def tail(
+    lines: int, follow: bool, local: bool, home: str | None, as_json: bool, **filters: str | None
+) -> None:
     """Show the newest records, oldest first. --json prints one object per line.
 
     \b
@@ -73,13 +80,14 @@ def tail(lines: int, follow: bool, home: str | None, as_json: bool, **filters: s
 
     After the tool: on whose behalf the principal acted, the policy decision with policy ids, and
     other refusals. Changes of agents, pins and policies are recorded too. Arguments are never
-    recorded, only their hash and size.
+    recorded, only their hash and size. Hubs with [store] url show the records of all hubs that
+    share the database.
     """
-    from dragoman.stores.audit.reader import AuditReader
-
     wanted = RecordFilter(**filters)
-    reader = AuditReader(Path(resolve_home(home)))
-    found = wanted.find_newest(reader, lines)
+    place = Path(resolve_home(home))
+    shared = None if local else find_shared_audit(place)
+    source: RecordReader = HomeRecords(place) if shared is None else SharedTail(shared.url, place)
+    found = source.find_newest(wanted, lines)
     if not found and not follow and not as_json:
         say("no matching records" if any(asdict(wanted).values()) else "no records yet")
         return
@@ -87,7 +95,7 @@ def tail(lines: int, follow: bool, home: str | None, as_json: bool, **filters: s
         print(style(_render_line({column: column.upper() for column in COLUMNS}), bold=True))
     _print_records(reversed(found), as_json)
     if follow:
-        _follow(reader, wanted, as_json)
+        _follow(source, wanted, as_json)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,14 +135,58 @@ class RecordFilter:
         )
 
 
-def _follow(reader: AuditReader, wanted: RecordFilter, as_json: bool) -> None:
-    last = reader.find_last_seq()
+class RecordReader(Protocol):
+    def find_newest(self, wanted: RecordFilter, lines: int) -> list[AuditRecord]:
+        """Finds the newest matching records, newest first."""
+
+    def list_fresh(self) -> list[AuditRecord]:
+        """Lists the calls that have ended since the last time."""
+
+
+class HomeRecords:
+    def __init__(self, home: Path) -> None:
+        from dragoman.stores.audit.reader import AuditReader
+
+        self._reader = AuditReader(home)
+        self._last = self._reader.find_last_seq()
+
+    def find_newest(self, wanted: RecordFilter, lines: int) -> list[AuditRecord]:
+        self._last = self._reader.find_last_seq()
+        return wanted.find_newest(self._reader, lines)
+
+    def list_fresh(self) -> list[AuditRecord]:
+        fresh = self._reader.list_records_after(self._last)
+        self._last = max([self._last, *(record.last for record in fresh)])
+        return fresh
+
+
+class SharedTail:
+    """The records of all hubs of a database."""
+
+    def __init__(self, url: str, home: Path) -> None:
+        from dragoman.stores.audit.shared_reader import SharedRecords
+
+        self._records = SharedRecords(url, home)
+        self._last = self._records.find_positions()
+
+    def find_newest(self, wanted: RecordFilter, lines: int) -> list[AuditRecord]:
+        from dragoman.core.audit_queries import RecordQuery
+
+        values = {name: value for name, value in asdict(wanted).items() if value is not None}
+        records = self._records.scan(RecordQuery(**values), None, lambda *_: True)
+        matching = (one for _, one in records if one is not None and wanted.matches(one))
+        return list(islice(matching, lines))
+
+    def list_fresh(self) -> list[AuditRecord]:
+        fresh, self._last = self._records.list_ended_after(self._last)
+        return fresh
+
+
+def _follow(source: RecordReader, wanted: RecordFilter, as_json: bool) -> None:
     try:
         while True:
             time.sleep(0.5)
-            fresh = reader.list_records_after(last)
-            last = max([last, *(record.last for record in fresh)])
-            _print_records(filter(wanted.matches, fresh), as_json)
+            _print_records(filter(wanted.matches, source.list_fresh()), as_json)
     except KeyboardInterrupt:
         return
 
@@ -142,6 +194,7 @@ def _follow(reader: AuditReader, wanted: RecordFilter, as_json: bool) -> None:
 def _build_row(record: AuditRecord) -> dict[str, Any]:
     return {
         "seq": record.seq,
+        **({"hub": record.hub} if record.hub else {}),
         "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.at)),
         **record.intent,
         "outcome": record.outcome,
@@ -188,30 +241,44 @@ def _render_decision(decision: str, policies: list[Any] | None) -> str:
 
 
 @audit.command()
+@click.option("--local", is_flag=True, help="Only this hub's records, in its home.")
 @common_options
-def verify(home: str | None, as_json: bool) -> None:
+def verify(local: bool, home: str | None, as_json: bool) -> None:
     """Verify that no record was changed, removed, moved or truncated. Exits with 1 if one was.
 
     \b
     dragoman audit verify
 
     Entries are chained with a key in the home (audit.key). A call has two entries: its intent and
-    its outcome. A hub may be running.
+    its outcome. A hub may be running. Hubs with [store] url each have a chain of their own, all of
+    which the database has: these are verified too.
     """
     from dragoman.stores.audit.verify import verify as prove
 
     status_line = StatusLine()
     place = Path(resolve_home(home))
     _require_audit(place, "audit.db", "audit.key", "audit.head")
-    verdict = prove(place, lambda done, total: status_line.show(f"{done} of {total} entries …"))
+
+    def show(done: int, total: int) -> None:
+        status_line.show(f"{done} of {total} entries …")
+
+    verdict: VerifyReport | SharedReport = prove(place, show)
+    shared = None if local or not verdict.ok else find_shared_audit(place)
+    if shared is not None:
+        from dragoman.stores.audit.shared_verify import verify_shared
+
+        verdict = verify_shared(shared.url, place, shared.keys, show)
     status_line.clear()
     if as_json:
-        fields = ("ok", "entries", "first_seq", "last_seq", "problem", "at_seq")
-        print_json({name: getattr(verdict, name) for name in fields})
+        print_json(asdict(verdict))
         raise SystemExit(0 if verdict.ok else FAILED)
     if not verdict.ok:
         fail(f"the audit log is not intact: {verdict.problem}")
     entries = "1 entry" if verdict.entries == 1 else f"{verdict.entries} entries"
+    if shared is not None:
+        chains = len(getattr(verdict, "chains", ()))
+        print(f"ok: {entries} of {chains} {'chain' if chains == 1 else 'chains'}")
+        return
     print(f"ok: {entries}, {verdict.first_seq} to {verdict.last_seq}")
 
 
@@ -234,6 +301,7 @@ def prune(yes: bool, home: str | None) -> None:
     A running hub does this every hour. After its clock jumped by more than a day, for example after
     a long time off, the hub waits until the clock has been steady for a day; this command does not
     wait. No hub may be running. The deletion is recorded, and the rest can still be verified.
+    Records that a hub with [store] url has not copied to its database yet are kept.
     """
     from dragoman.stores.audit.prune import prune_offline
 
@@ -245,7 +313,13 @@ def prune(yes: bool, home: str | None) -> None:
             now = time.strftime("%Y-%m-%d %H:%M", time.localtime())
             confirm(f"Delete records older than {settings.keep_days:g} days (now is {now})?")
         with homes.lock_home(place):
-            removed = prune_offline(Path(place), settings, find_user_name())
+            shared = find_shared_audit(Path(place))
+            copied = None
+            if shared is not None:
+                from dragoman.stores.audit.copy_home import find_copied
+
+                copied = find_copied(Path(place), shared.url)
+            removed = prune_offline(Path(place), settings, find_user_name(), copied)
     except (homes.HomeLocked, homes.HomeUnusable) as error:
         fail(str(error), NO_HUB)
     print(f"{removed} entries deleted")

@@ -35,7 +35,7 @@ def backup(file: Path, no_secrets: bool, home: str | None, as_json: bool) -> Non
     Includes everything except the private homes of servers, the log and files of the running
     process. FILE contains the hub's keys and the env file: protect it like those. With --no-secrets
     it contains no secrets, no audit log and no tasks; restoring it makes a new home with the same
-    rules.
+    rules. What is in a PostgreSQL database ([store] url) is not included: it has its own backups.
     """
     from dragoman.stores.backup import back_up
 
@@ -57,6 +57,11 @@ def backup(file: Path, no_secrets: bool, home: str | None, as_json: bool) -> Non
     print(f"wrote {file}: {len(manifest.files)} files, {size / 2**20:.1f} MB")
     for name in manifest.left_out:
         say(f"{clean(name)} links outside the home and is not in the backup; back it up separately")
+    if config.store.url is not None:
+        say(
+            "the stores in the database of [store] url are not in this backup: back the database "
+            "up with its own tools, such as pg_dump"
+        )
     if manifest.policies is None:
         say(f"{config.policy.folder} is outside the home; back up the policies there separately")
 

@@ -57,9 +57,16 @@ STOP_SECONDS = 15.0
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]),
               help="Lowest level to log, instead of [log] level.")  # fmt: skip
 @click.option("--log-file", hidden=True, help="File for stdout and stderr; rotated.")
+@click.option("--worker", is_flag=True, hidden=True, help="Run one of several workers.")
 @json_option
 def up(
-    home: str | None, detach: bool, demo: bool, log_file: str | None, as_json: bool, **options: Any
+    home: str | None,
+    detach: bool,
+    demo: bool,
+    log_file: str | None,
+    worker: bool,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Run the hub until it is stopped (Ctrl-C, SIGTERM or `dragoman stop`).
 
@@ -76,6 +83,8 @@ def up(
     config.toml.
     """
     place = resolve_home(home)
+    if worker:
+        return _serve_worker(place, log_file)
     _install_demo(place, demo, may_ask=not (options["quiet"] or as_json or log_file))
     if options["quiet"]:
         options["log_level"] = "warning"
@@ -129,12 +138,32 @@ def _serve(
         homes.prepare(place)
         refuse_lost_config(Path(place))  # before a new one is written
         is_first = write_first_config(Path(place))
-        run(Path(place), lambda parts: _announce(parts, is_first, quiet, as_json), given, log_file)
+        run(
+            Path(place),
+            lambda parts: _announce(parts, is_first, quiet, as_json),
+            given,
+            log_file,
+            announce_workers=lambda url: _announce_workers(place, url, quiet, as_json),
+        )
     except ConfigError as error:
         who = find_listener(error.taken_port) if error.taken_port else None
         if who is None:
             raise
         fail(f"{error} ({who} listens there)", find_exit_code(error.kind), kind=error.kind)
+
+
+def _serve_worker(place: str, log_file: str | None) -> None:
+    from dragoman.app.run import run
+
+    run(Path(place), lambda parts: None, (), log_file)
+
+
+def _announce_workers(place: str, url: str, quiet: bool, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(_build_report(os.getpid(), url, place)), flush=True)
+    elif not quiet:
+        lines = f"\n  {'MCP over HTTP':<15} {url}/mcp\n  {'stop':<15} Ctrl-C, or dragoman stop"
+        print(f"dragoman {__version__} is up, with workers{lines}", file=sys.stderr, flush=True)
 
 
 def _announce(parts: HubParts, is_first: bool, quiet: bool, as_json: bool) -> None:

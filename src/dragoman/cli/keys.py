@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 _UNITS = {"m": 60, "h": 3_600, "d": 86_400, "w": 604_800, "y": 31_536_000}
 
 
-def _open_store(home: str | None) -> KeyStore:
+@contextmanager
+def _open_store(home: str | None) -> Iterator[KeyStore]:
+    from dragoman.app.store_place import open_offline_place
     from dragoman.stores.keys import KeyStore
     from dragoman.stores.store_inventory import survey_stores
 
@@ -44,11 +46,16 @@ def _open_store(home: str | None) -> KeyStore:
                 f"{lost[0]}. Restore it from a backup, or continue without it: dragoman stores "
                 "accept-loss keys"
             )
-    return KeyStore(Path(place))
+    with open_offline_place(Path(place)) as found_place, closing(KeyStore(found_place)) as store:
+        yield store
 
 
 def _has_store(home: str | None) -> bool:
     """Whether the store exists: reading must not create it."""
+    from dragoman.app.store_place import find_url
+
+    if find_url(Path(resolve_home(home))) is not None:
+        return True
     try:
         return (Path(resolve_home(home)) / "hub.db").stat().st_size > 0
     except FileNotFoundError:
@@ -116,7 +123,7 @@ def create(
     is_there = True
     if target:
         target, is_there = _resolve_target(home, target)
-    with closing(_open_store(home)) as store:
+    with _open_store(home) as store:
         key = store.create(
             name,
             owner=options["owner"] or find_user_name(),
@@ -149,7 +156,7 @@ def list_keys(home: str | None, as_json: bool) -> None:
     """
     records: Sequence[KeyRecord] = ()
     if _has_store(home):
-        with closing(_open_store(home)) as store:
+        with _open_store(home) as store:
             records = store.list()
     now = time.time()
     rows = [
@@ -189,7 +196,7 @@ def revoke(name: str, home: str | None) -> None:
     """
     if not _has_store(home):
         fail(f'unknown key "{name}": no keys exist', NOT_FOUND)
-    with closing(_open_store(home)) as store:
+    with _open_store(home) as store:
         store.revoke(name)
         active = [key for key in store.list() if key.get_state(time.time()) == "active"]
     print(f'key "{name}" is revoked')

@@ -37,6 +37,8 @@ def limits(home: str | None, as_json: bool) -> None:
     )
     costs = ", ".join(f"{name} {_show(cost)}" for name, cost in found["costs"].items())
     print(f"Costs: {costs}")
+    if found["shared"]:
+        print("These budgets are shared with other hubs.")
     print("\nAt once:")
     print_table(
         ["SETTING", "LIMIT", "OF ONE CALLER", "RUNNING"],

@@ -172,7 +172,7 @@ def _check_manifest(place: Path, folder: str, file: Path) -> dict[str, Any]:
     """Loads a manifest and builds its models, without asking them."""
     from dragoman.agents.manifest import load_manifest
     from dragoman.agents.model_factory import ModelKeys, build_models, describe_models
-    from dragoman.app.config_watch import load_variables
+    from dragoman.config import load_variables
     from dragoman.core.secret_references import SecretResolver
     from dragoman.net.client import OutboundHttp
 

@@ -22,6 +22,7 @@ from dragoman.cli.configure import list_used_variables
 
 MARK = "Written by `dragoman service install`"
 COMMAND_SECONDS = 60.0
+STOP_SECONDS = 90
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 UNIT = """\
@@ -40,7 +41,8 @@ RestartSec=2
 # Another hub holds the home, or the configuration is invalid.
 RestartPreventExitStatus=3 7
 KillMode=mixed
-TimeoutStopSec=20
+# [cluster] drain_secs, and at most ten seconds after that.
+TimeoutStopSec={stop_seconds}
 UMask=0077
 
 [Install]
@@ -189,6 +191,7 @@ def _build_unit(name: str, place: str, command: Sequence[str]) -> ServiceDefinit
     unit = f"{name}.service"
     text = UNIT.format(
         mark=MARK,
+        stop_seconds=STOP_SECONDS,
         home=_escape_percent(place),
         command=" ".join(_quote_argument(word).replace("$", "$$") for word in command),
         path=_quote_argument(f"PATH={os.environ.get('PATH') or os.defpath}"),
@@ -218,6 +221,7 @@ def _build_agent(name: str, place: str, command: Sequence[str]) -> ServiceDefini
         "RunAtLoad": True,
         "KeepAlive": {"SuccessfulExit": False},
         "ThrottleInterval": 10,
+        "ExitTimeOut": STOP_SECONDS,
         "Umask": 0o077,
     }
     text = plistlib.dumps(agent).decode().replace("<plist", f"<!-- {MARK} -->\n<plist", 1)

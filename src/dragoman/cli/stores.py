@@ -34,6 +34,8 @@ def stores() -> None:
     tasks      tasks.db       A2A tasks and webhooks
     agents     agents.db      agents' memory, tasks, schedules and conversations
     users      users.db       users, their browser sessions and tokens
+    database   [store] url    the PostgreSQL database, which has these instead of files,
+                              except for audit
     policies   policies/      your own policies
     home-key   hub.key        seals sessions and the inventory of the home
 
@@ -56,7 +58,7 @@ def list_stores(home: str | None, as_json: bool) -> None:
     from dragoman.stores.store_inventory import survey_stores
 
     place = Path(resolve_home(home))
-    found = survey_stores(place, _find_policies(place))
+    found = survey_stores(place, _find_policies(place), _find_database(place))
     lost = {loss.name: loss for loss in found.losses}
     had = {*found.record.stores, *(["policies"] if found.record.policies_made else [])}
     if found.key is not None:
@@ -97,6 +99,7 @@ def accept_loss(names: tuple[str, ...], yes: bool, home: str | None) -> None:
     pins       the next definitions of servers and agents are approved as first seen: review
                them first, or set pin = "strict" for the next start
     audit      `dragoman audit verify` reports the gap from now on
+    database   the hub uses the database that [store] url names now, or the files in the home
     policies   the default policies apply, which may permit more than yours did
     home-key   clients start new sessions
     """
@@ -115,13 +118,27 @@ def accept_loss(names: tuple[str, ...], yes: bool, home: str | None) -> None:
         )
     try:
         with homes.lock_home(place):
-            lost = accept_losses(Path(place), _find_policies(Path(place)), names, find_user_name())
+            lost = accept_losses(
+                Path(place),
+                _find_policies(Path(place)),
+                names,
+                find_user_name(),
+                _find_database(Path(place)),
+            )
     except (homes.HomeLocked, homes.HomeUnusable) as error:
         fail(str(error), NO_HUB)
     for loss in lost:
         print(f"accepted: {clean(str(loss.file))} {clean(loss.how)}")
     if "keys" in names:
         say("HTTP clients are rejected until you make a key: dragoman keys create NAME")
+
+
+def _find_database(place: Path) -> str | None:
+    """Reads the id of the database of `[store] url`; None without one."""
+    from dragoman.app.store_place import open_offline_place
+
+    with open_offline_place(place) as where:
+        return None if isinstance(where, Path) else where.read_identity()
 
 
 def _find_policies(place: Path) -> Path:

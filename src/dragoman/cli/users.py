@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +34,7 @@ class _Opened:
 
 @contextmanager
 def _open_stores(home: str | None) -> Iterator[_Opened]:
+    from dragoman.app.store_place import open_offline_place
     from dragoman.stores.client_grants import ClientGrantStore
     from dragoman.stores.store_inventory import survey_stores
     from dragoman.stores.users import UsersDatabase, UserStore
@@ -48,17 +49,17 @@ def _open_stores(home: str | None) -> Iterator[_Opened]:
                 f"{lost[0]}. Restore it from a backup, or continue without it: dragoman stores "
                 "accept-loss users"
             )
-    base = UsersDatabase(Path(place))
-    try:
+    with open_offline_place(Path(place)) as where, closing(UsersDatabase(where)) as base:
         users = UserStore(base)
         yield _Opened(users, ClientGrantStore(base, users))
-    finally:
-        base.close()
 
 
 def _has_store(home: str | None) -> bool:
     """Whether the store exists: reading must not create it."""
-    return (Path(resolve_home(home)) / "users.db").exists()
+    from dragoman.app.store_place import find_url
+
+    place = Path(resolve_home(home))
+    return find_url(place) is not None or (place / "users.db").exists()
 
 
 @click.group()

@@ -159,8 +159,9 @@ class ApprovalStore(Protocol):
     def list_ready(self) -> list[StoredApproval]:
         """Lists approved calls that have not begun and that the hub makes."""
 
-    def interrupt(self, now: float) -> int:
-        """Marks the calls that ran when the hub stopped; returns their number."""
+    def interrupt(self, now: float, hub: str | None = None) -> int:
+        """Marks the calls that ran when the hub stopped, or another `hub` that shares the store;
+        returns their number."""
 
     def prune(self, keep: int, replies_before: float) -> None:
         """Deletes closed requests but the newest `keep`, and replies of calls that ended before

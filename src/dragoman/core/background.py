@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
 Work = Coroutine[Any, Any, T]
@@ -23,6 +23,9 @@ Work = Coroutine[Any, Any, T]
 log = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 5.0
+STOPPING: Final = "the hub is stopping"
+"""The reason with which tasks are cancelled whose work continues elsewhere, after the next start
+too: what they have begun there is left alone."""
 
 
 def resolve(future: asyncio.Future[T] | None, value: T) -> None:
@@ -86,15 +89,17 @@ class Background:
         for task in self._tasks:
             task.cancel()
 
-    async def close(self, grace: float = 0.0, timeout: float = CLOSE_SECONDS) -> None:
-        """Waits up to `grace` seconds for the tasks to end, then cancels them and waits up to
-        `timeout` seconds: a task may ignore its cancellation."""
+    async def close(
+        self, grace: float = 0.0, timeout: float = CLOSE_SECONDS, reason: str | None = None
+    ) -> None:
+        """Waits up to `grace` seconds for the tasks to end, then cancels them, for that reason, and
+        waits up to `timeout` seconds: a task may ignore its cancellation."""
         self._closed = True
         if grace and (tasks := self._find_others()):
             await asyncio.wait(tasks, timeout=grace)
         if tasks := self._find_others():
             for task in tasks:
-                task.cancel()
+                task.cancel(reason)
             await asyncio.wait(tasks, timeout=timeout)
 
     def _find_others(self) -> set[asyncio.Task[Any]]:

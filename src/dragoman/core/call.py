@@ -128,7 +128,22 @@ class Artifact:
     """Metadata of the update that brought this piece, not of the artifact."""
 
 
-Update = Progress | LogMessage | TaskStarted | Artifact
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskNamed:
+    """The target has given its task an id. Only for calls with `Call.task`: whatever happens to the
+    call, another one with `handle` continues the task."""
+
+    handle: str
+    """The target's own state; sealed by the `Questions` stage."""
+    id: str
+    """The target's id of the task, for people."""
+    agent: str = ""
+    """The agent that works on it; empty for other targets."""
+    place: str = ""
+    """Where it was made, for people: protocol, version and address."""
+
+
+Update = Progress | LogMessage | TaskStarted | Artifact | TaskNamed
 Updates = Callable[[Update], None]
 
 
@@ -183,6 +198,25 @@ class Question:
 FOLLOW: Final[Mapping[str, Any]] = MappingProxyType({})
 """The answers of a continued call that answers nothing: it waits until the question is resolved
 elsewhere, and its handle stays valid. Compared by identity, so that no client can send it."""
+
+
+BEGIN, POLL, FIND, CANCEL = "begin", "poll", "find", "cancel"
+
+
+class TaskHandling(Struct, frozen=True, kw_only=True):
+    """How a caller with a journal of its own, such as a run of a workflow, has a target work that
+    takes long: the call ends while the target's task continues, and later calls ask for it."""
+
+    action: str = BEGIN
+    """BEGIN makes the call. POLL asks how the task in the handle stands, CANCEL ends it, and FIND
+    looks for the task of an earlier attempt whose handle is unknown: these send no arguments, and
+    the guards that judge what is sent let them pass. CANCEL is for those too who may not make the
+    call any more."""
+    attached_secs: float = 0.0
+    """How long BEGIN and FIND follow a task before they leave it to itself."""
+    attempt: str = ""
+    """Names the attempt. A target may derive the ids from it that it chooses, so that FIND finds
+    them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +328,22 @@ class Call(Struct, frozen=True):
     never take it from clients."""
     is_approved: bool = False
     """Whether a person has approved this call; the `ApprovalGuard` sets it."""
+    task: TaskHandling | None = None
+    """Set by callers that do not wait for long tasks; None: the call lasts until its outcome.
+    Servers never take it from clients."""
+
+    @property
+    def sends_nothing(self) -> bool:
+        """Whether it only asks for a task, or ends it."""
+        return self.task is not None and self.task.action != BEGIN
+
+    @property
+    def polls(self) -> bool:
+        return self.task is not None and self.task.action == POLL
+
+    @property
+    def cancels(self) -> bool:
+        return self.task is not None and self.task.action == CANCEL
 
 
 class Result(Struct, frozen=True, kw_only=True):
@@ -311,7 +361,10 @@ class Result(Struct, frozen=True, kw_only=True):
     questions: Mapping[str, Question] | None = None
     """Set if there is no result yet: the questions to answer in a call that continues this one."""
     handle: str | None = None
-    """With questions: what the continuing call must bring back unchanged."""
+    """With questions, or unfinished: what the continuing call must bring back unchanged."""
+    unfinished: bool = False
+    """Whether there is no result yet, and a task of the target that continues by itself. Only for
+    calls with `Call.task`."""
     settles_itself: bool = False
     """With questions: whether they may be resolved elsewhere, for which `FOLLOW` waits."""
     status_message: StatusMessage | None = None

@@ -84,6 +84,11 @@ class RunningCall(Struct, eq=False):
     a target makes while it serves this one have them."""
 
     @property
+    def is_held(self) -> bool:
+        """Whether `hold` has opened it. Only the hub knows its span."""
+        return not self.target and self.principal is not None
+
+    @property
     def enforced_labels(self) -> frozenset[str]:
         """The taint labels of a call made on behalf of this one."""
         labels = self.chain.labels
@@ -172,7 +177,7 @@ class CallChains:
             return Trace(asked[1] if asked else id, (), span, verb, "", None, self._sign, state)
         above, is_ambiguous = self._find_parent(principal, target, carried)
         chain: tuple[str, ...] = ()
-        origin = ""
+        origin = caller_span = ""
         is_sent = False
         if above is not None:
             id, origin, chain = above.trace.id, above.chain.origin, above.trace.chain
@@ -180,10 +185,13 @@ class CallChains:
         elif asked:
             id, is_sent = asked[1], carried is not None and carried.id == asked[1]
         elif carried is not None and carried.id:
-            id, is_sent = carried.id, True
+            id, is_sent, caller_span = carried.id, True, carried.span
         if carried is not None and carried.state and carried.id == id:
             state = self._join_state(state, carried.state)
-        return Trace(id, chain, span, verb, origin, above, self._sign, state, is_sent, is_ambiguous)
+        return Trace(
+            *(id, chain, span, verb, origin, above, self._sign, state, is_sent, is_ambiguous),
+            caller_span,
+        )
 
     def _find_parent(
         self, principal: Principal, target: str, carried: TraceContext | None
@@ -192,7 +200,9 @@ class CallChains:
         as well be that of another user."""
         claimed = self._find_claimed_parent(carried) if carried is not None else None
         served = self._at.get(principal.serves) if principal.serves else None
-        if not served or (claimed is not None and claimed.target == principal.serves):
+        if not served or (
+            claimed is not None and (claimed.target == principal.serves or claimed.is_held)
+        ):
             return claimed, False
         # The credential outranks the token, which may be missing or another call's.
         waited = {id(one.parent) for one in self._at.get(target, {}).values()}

@@ -13,7 +13,7 @@ from collections.abc import Callable
 class Deadlines:
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self._waiting: dict[int, tuple[float, Callable[[], None]]] = {}
+        self._waiting: dict[int, tuple[float, Callable[[], object]]] = {}
         self._last = 0
         self._loop: AbstractEventLoop | None = None
         self._timer: TimerHandle | None = None
@@ -21,7 +21,7 @@ class Deadlines:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def start(self, loop: AbstractEventLoop, expire: Callable[[], None]) -> int:
+    def start(self, loop: AbstractEventLoop, expire: Callable[[], object]) -> int:
         """Calls `expire` after the time, unless `cancel` is called with the returned key."""
         if loop is not self._loop:
             self._loop, self._timer = loop, None
@@ -32,10 +32,14 @@ class Deadlines:
             self._timer = loop.call_later(self.seconds, self._expire_due)
         return key
 
+    def is_waiting(self, key: int) -> bool:
+        """Whether it has neither expired nor been cancelled."""
+        return key in self._waiting
+
     def cancel(self, key: int) -> None:
         self._waiting.pop(key, None)
 
-    def list_waiting(self) -> list[Callable[[], None]]:
+    def list_waiting(self) -> list[Callable[[], object]]:
         """Lists what would be called, the next one first."""
         return [expire for _, expire in self._waiting.values()]
 

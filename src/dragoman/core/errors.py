@@ -11,7 +11,7 @@ the request, what stopped it and what to do.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 if TYPE_CHECKING:
     from dragoman.core.call import StatusMessage
@@ -171,6 +171,11 @@ class WorkFailed(TargetFailed):
         self.native = native
 
 
+class TaskLost(WorkFailed):
+    """The target does not know its task any more: it was restarted, or has deleted the task.
+    Whether the work was done is unknown."""
+
+
 class RemoteA2ATaskFailedError(WorkFailed):
     """The agent of the skill reports that its task failed."""
 
@@ -202,6 +207,13 @@ class LoginRequired(TargetFailed):
         self.server = server
         self.scopes = scopes
         self.url = url
+
+
+PASSING: Final = (
+    Unreachable, TimedOut, LoginRequired, Quarantined, RateLimited, Overloaded, ShuttingDown,
+    StorageFailed,
+)  # fmt: skip
+"""Errors of a call that asks for a task which say nothing about the task: it is asked again."""
 
 
 class ConfigError(HubError):

@@ -31,7 +31,8 @@ class PreVerb(Event, frozen=True):
 
 
 class PostVerb(Event, frozen=True):
-    """A call has ended: `outcome` is `completed` or `failed`. A refused or `cancelled` call counts
+    """A call has ended: `outcome` is `completed` or `failed`, or `parked` if the target continues
+    the work as a task, whose outcome is that of a later call. A refused or `cancelled` call counts
     as failed."""
 
     call: Call

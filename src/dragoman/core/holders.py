@@ -9,8 +9,10 @@ and is refused.
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from dragoman.core.call import TaskNamed, Update, Updates
 from dragoman.core.errors import Denied
 from dragoman.core.principal import Principal
 
@@ -97,6 +99,17 @@ def bind_handle(handle: str, holder: str) -> str:
     """Binds the handle of a question to a holder: an agent that serves several users is one
     principal, to which the handle is bound otherwise."""
     return hashlib.sha256(holder.encode()).hexdigest()[:DIGITS] + handle
+
+
+def bind_named(updates: Updates, holder: str) -> Updates:
+    """Binds the handle by which a later call continues a task, as that of a question."""
+
+    def pass_on(update: Update) -> None:
+        if isinstance(update, TaskNamed):
+            update = replace(update, handle=bind_handle(update.handle, holder))
+        updates(update)
+
+    return pass_on
 
 
 def open_handle(handle: str, holder: str) -> str | None:

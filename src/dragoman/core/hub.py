@@ -16,12 +16,14 @@ from dragoman.core.call import (
     Notes,
     Result,
     RoutedBy,
+    TaskHandling,
     Updates,
     WantedUpdates,
     discard_update,
 )
 from dragoman.core.call_chains import CallChains
 from dragoman.core.catalog import Catalog
+from dragoman.core.cluster import SINGLE_HUB, ClusterMember
 from dragoman.core.errors import HubError, NotFound, WorkFailed
 from dragoman.core.kept_results import KeptResult, KeptResults
 from dragoman.core.logins import LoginNeeds
@@ -81,6 +83,7 @@ class CallOptions(Struct, frozen=True):
     handle: str | None = None
     routed: RoutedBy | None = None
     approval: str | None = None
+    task: TaskHandling | None = None
 
 
 class Hub:
@@ -99,11 +102,13 @@ class Hub:
         limiter: RateLimiter | None = None,
         logins: LoginNeeds | None = None,
         views: Views | None = None,
+        cluster: ClusterMember = SINGLE_HUB,
     ) -> None:
         """`catalogs` has one of every kind (`core.catalog.build_catalogs`). `results` keeps
         truncated results, `startup` knows the targets that have not connected yet, `refresher`
-        reads their lists again, `visibility` says which of them single clients are listed, and
-        `logins` which of them need a login."""
+        reads their lists again, `visibility` says which of them single clients are listed,
+        `logins` which of them need a login, and `cluster` what belongs to other hubs."""
+        self.cluster = cluster
         self.offered = catalogs
         """Everything that a target may offer: what can be called, and its instructions."""
         self.catalogs = {kind: one for kind, one in catalogs.items() if kind != INSTRUCTIONS}
@@ -164,6 +169,8 @@ class Hub:
             Notes(),
             options.routed,
             options.approval,
+            False,
+            options.task,
         )
         try:
             return tool, await self._pipeline(call)

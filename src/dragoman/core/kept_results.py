@@ -17,6 +17,7 @@ from time import monotonic
 
 from dragoman.core.access import WhyEnded, explain_lost_access
 from dragoman.core.call import Call, Result
+from dragoman.core.cluster import SINGLE_HUB, Ownership
 from dragoman.core.errors import InvalidInput, NotFound
 from dragoman.core.principal import Principal
 from dragoman.core.tool import DEFAULT_TRAITS, RESOURCE, Tool, build_missing_tool
@@ -61,10 +62,16 @@ class KeptResults:
     the principal's own, or, if the total is too large, those of the principal with the most."""
 
     def __init__(
-        self, megabytes: int, seconds: float, clock: Callable[[], float] = monotonic
+        self,
+        megabytes: int,
+        seconds: float,
+        clock: Callable[[], float] = monotonic,
+        ownership: Ownership = SINGLE_HUB,
     ) -> None:
+        """An address names the hub that keeps the text, where there are several."""
         self.limit(megabytes, seconds)
         self._clock = clock
+        self._ownership = ownership
         self._kept: OrderedDict[str, KeptResult] = OrderedDict()
         self._sizes: dict[Principal, int] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -89,7 +96,7 @@ class KeptResults:
             self._forget_oldest(owner)
         while self.size + size > self._bytes:
             self._forget_oldest(max(self._sizes, key=lambda one: self._sizes[one]))
-        id = token_urlsafe(18)
+        id = self._ownership.mark + token_urlsafe(18)
         until = self._clock() + self.seconds
         self._kept[id] = KeptResult(owner, call.tool, text, mime_type, size, until)
         self._sizes[owner] = self._sizes.get(owner, 0) + size

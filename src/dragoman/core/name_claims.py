@@ -51,6 +51,10 @@ class NameClaims:
         self._count: dict[str, int] = {}
         self._unsaved: dict[tuple[str, str, str], Claim] = {}
         self._readable = True
+        self._load()
+
+    def _load(self) -> None:
+        store = self._store
         try:
             for target, kind, owner, names in store.load_names() if store is not None else ():
                 self._put(target, kind, owner, names)
@@ -60,6 +64,16 @@ class NameClaims:
             log.error(
                 "claims to names cannot be read, so only canonical names are listed: %s", error
             )
+
+    def reload(self) -> bool:
+        """Reads what other hubs have stored; returns whether anything differs."""
+        before = self._claims
+        self._owners, self._claims, self._count, self._readable = {}, {}, {}, True
+        self._load()
+        for target, kind, owner, names in self._unsaved.values():
+            if owner not in {one for _, one in self._claims.get(target, {})}:
+                self._put(target, kind, owner, names)
+        return self._claims != before
 
     def find_owner(self, kind: str, name: str) -> str | None:
         """Finds the canonical name of the tool that owns `name`; None if unclaimed."""

@@ -84,26 +84,32 @@ class Authorizer(Protocol):
 
 class RateLimiter(Protocol):
     """Keeps the budgets of principals, orgs and addresses. `core.rate_limiter` has the one for a
-    single process."""
+    single process, which never returns an awaitable; one that asks another process does."""
 
     rules: RateRules
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether the budgets are those of several hubs now."""
 
     def apply(self, rules: RateRules) -> None:
         """Applies new rules from now on; the tokens that were used stay used."""
 
-    def charge(self, principal: Principal, operation: str, what: str) -> None:
+    def charge(self, principal: Principal, operation: str, what: str) -> Awaitable[None] | None:
         """Charges the principal and its org with what the operation costs, or raises `RateLimited`
-        and charges nothing. `what` names the operation in the message."""
+        and charges nothing. `what` names the operation in the message. An awaitable charges, or
+        raises, when it is awaited."""
 
-    def charge_address(self, address: str) -> float:
+    def charge_address(self, address: str) -> float | Awaitable[float]:
         """Charges a request without a principal to the address it came from and returns 0.0, or
-        returns after how many seconds it can be charged."""
+        returns after how many seconds it can be charged. An awaitable does so when it is awaited;
+        it need not be."""
 
     def find_address_wait(self, address: str) -> float:
-        """Like `charge_address`, but charges nothing."""
+        """Like `charge_address`, but charges nothing and asks no other process."""
 
     def find_budgets(self, principal: Principal) -> list[RateBudget]:
-        """Finds the budgets that the principal is charged to."""
+        """Finds the budgets that the principal is charged to, as the last charge has left them."""
 
     def find_low_budget(self, principal: Principal) -> RateBudget | None:
         """Finds the tightest of them, if less than a quarter of one is left."""
@@ -212,6 +218,24 @@ class TaskStore(Protocol):
         """Stored when this returns."""
 
     def delete_push(self, task: int, id: str) -> None: ...
+
+    # Where several hubs share the store; otherwise there are none.
+
+    def find_hub(self, owner: Principal, id: str) -> str | None:
+        """Finds the hub that owns a task; None if there is no such task."""
+
+    def load_elsewhere(self, owner: Principal) -> list[StoredTask]:
+        """Loads the tasks of a principal that other hubs own."""
+
+    def take_over(self, hub: str) -> list[StoredTask]:
+        """Takes over the tasks of a hub that has ended, and returns them."""
+
+    def claim_key(self, owner: Principal, key: str, id: str) -> str:
+        """Claims an idempotency key for a task; returns the id of the task that has it, which may
+        be an earlier one. A claim of a task that does not exist any more is taken over."""
+
+    def rename_hub(self, hub: str) -> None:
+        """This hub has another id from now on."""
 
 
 class Pin(Struct, frozen=True):

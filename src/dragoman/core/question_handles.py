@@ -18,11 +18,13 @@ from time import time
 from typing import Any
 
 from dragoman.core.call import FOLLOW, FORM, ROOTS, SAMPLING, URL, Call, Question
+from dragoman.core.cluster import MARK_CHARS, SINGLE_HUB, Ownership
 from dragoman.core.errors import BadReply, InvalidInput, NeedsInput, Overloaded
 from dragoman.core.principal import Principal
 from dragoman.core.tool_identity import WORKFLOW
 
 MAX_HANDLE = 256 * 1024
+MARK = "~"
 MAX_USED = 20_000
 """Per principal, so that one cannot exhaust the space of another."""
 MAX_QUESTIONS = 16
@@ -37,14 +39,17 @@ class QuestionHandles:
         seconds: float,
         clock: Callable[[], float] = time,
         lasting_key: bytes | None = None,
+        ownership: Ownership = SINGLE_HUB,
     ) -> None:
-        """`lasting_key` seals the handles of calls that runs of workflows make: they outlive the
-        process, and the journal of the run uses each of them once."""
+        """A handle names the hub that can open it, where there are several. `lasting_key` seals the
+        handles of calls that runs of workflows make: they outlive the process, and the journal of
+        the run uses each of them once."""
         self._key = hmac.digest(key, b"handles of questions", "sha256")
         lasting = lasting_key or key
         self._lasting_key = hmac.digest(lasting, b"lasting handles of questions", "sha256")
         self._seconds = seconds
         self._clock = clock
+        self._ownership = ownership
         self._used: dict[Principal, OrderedDict[str, float]] = {}
         """The handles that each principal has used, until they expire."""
 
@@ -56,6 +61,8 @@ class QuestionHandles:
         id = call.trace.id
         text = base64.urlsafe_b64encode(self._mac(call, id, body) + body).decode()
         text = f"{id}.{text}"  # the continuing call continues the trace
+        if mark := self._ownership.mark:
+            text += MARK + mark
         if len(text) > MAX_HANDLE:
             raise BadReply(
                 f'"{call.tool.name}" asks a question whose state is larger than {MAX_HANDLE} bytes'
@@ -66,7 +73,7 @@ class QuestionHandles:
         """Returns the state in the handle of `call`. An answer uses it up, `FOLLOW` does not."""
         handle = call.handle or ""
         try:
-            id, _, sealed = handle[:MAX_HANDLE].rpartition(".")
+            id, _, sealed = handle[:MAX_HANDLE].partition(MARK)[0].rpartition(".")
             raw = base64.b64decode(sealed, b"-_", validate=True)
         except (binascii.Error, ValueError):
             raise _build_invalid_handle() from None
@@ -98,6 +105,11 @@ class QuestionHandles:
         bound.append(hashlib.sha256(arguments.encode("utf-8", "replace")).hexdigest())
         key = self._lasting_key if call.door == WORKFLOW else self._key
         return hmac.digest(key, json.dumps(bound).encode() + b"\n" + body, "sha256")
+
+
+def find_handle_mark(handle: str) -> str:
+    """The hub that has sealed the handle, where there are several."""
+    return handle[-MARK_CHARS:] if handle[-MARK_CHARS - 1 :].startswith(MARK) else ""
 
 
 def _build_invalid_handle() -> InvalidInput:

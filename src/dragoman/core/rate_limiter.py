@@ -11,10 +11,10 @@ from __future__ import annotations
 import heapq
 import ipaddress
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
 from time import monotonic
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dragoman.core.errors import RateLimited
 from dragoman.core.principal import Principal
@@ -125,6 +125,12 @@ class Budgets:
         full_at = max(self.full_at.get(key, now), now) + cost * self.interval
         return max(full_at - now - self.span, 0.0)
 
+    def note(self, key: str, full_in: float, now: float) -> None:
+        """Notes what another process knows of a budget, unless the table is full of others."""
+        if key not in self.full_at and self._find_place(key, now) != key:
+            return
+        self.full_at[key] = now + full_in
+
     def give_back(self, key: str, cost: float) -> None:
         """Takes back the charge that was made last."""
         key = key if key in self.full_at else OVERFLOW
@@ -154,6 +160,8 @@ class Budgets:
 class LocalRateLimiter:
     """Implements `core.ports.RateLimiter` for one process."""
 
+    is_shared = False
+
     def __init__(
         self,
         rules: RateRules = DEFAULT_RULES,
@@ -162,68 +170,68 @@ class LocalRateLimiter:
     ) -> None:
         """`most` is the number of identities of each scope that have a budget of their own."""
         self._clock = clock
-        self._owners = Budgets(OWNER_SCOPE, "owner_per_minute", rules.owner, most)
-        self._principals = Budgets(PRINCIPAL_SCOPE, "per_minute", rules.principal, most)
-        self._orgs = Budgets(ORG_SCOPE, "org_per_minute", rules.org, most)
-        self._addresses = Budgets(ADDRESS_SCOPE, "address_per_minute", rules.address, most)
+        self.owners = Budgets(OWNER_SCOPE, "owner_per_minute", rules.owner, most)
+        self.principals = Budgets(PRINCIPAL_SCOPE, "per_minute", rules.principal, most)
+        self.orgs = Budgets(ORG_SCOPE, "org_per_minute", rules.org, most)
+        self.addresses = Budgets(ADDRESS_SCOPE, "address_per_minute", rules.address, most)
         self._set_rules(rules)
 
     def apply(self, rules: RateRules) -> None:
         now = self._clock()
-        self._owners.apply(rules.owner, now)
-        self._principals.apply(rules.principal, now)
-        self._orgs.apply(rules.org, now)
-        self._addresses.apply(rules.address, now)
+        self.owners.apply(rules.owner, now)
+        self.principals.apply(rules.principal, now)
+        self.orgs.apply(rules.org, now)
+        self.addresses.apply(rules.address, now)
         self._set_rules(rules)
 
     def _set_rules(self, rules: RateRules) -> None:
         self.rules = rules
         # An operation that costs more than a whole budget could never run.
-        self._owner_costs = {
+        self.owner_costs = {
             name: min(cost, rules.owner.burst) for name, cost in rules.costs.items()
         }
         most = min(rules.principal.burst, rules.org.burst)
-        self._costs = {name: min(cost, most) for name, cost in rules.costs.items()}
+        self.costs = {name: min(cost, most) for name, cost in rules.costs.items()}
 
     def charge(self, principal: Principal, operation: str, what: str) -> None:
         now = self._clock()
         key = principal.key
         if OWNER_ROLE in principal.roles:
-            wait = self._owners.take(key, self._owner_costs[operation], now)
+            wait = self.owners.take(key, self.owner_costs[operation], now)
             if wait:
-                raise _build_refusal(self._owners, principal.label, what, wait)
+                raise build_refusal(self.owners, principal.label, what, wait)
             return
-        own, orgs, cost = self._principals, self._orgs, self._costs[operation]
+        own, orgs, cost = self.principals, self.orgs, self.costs[operation]
         wait = own.take(key, cost, now)
         if wait:
             wait = max(wait, orgs.find_wait(principal.org, cost, now))
-            raise _build_refusal(own, principal.label, what, wait)
+            raise build_refusal(own, principal.label, what, wait)
         wait = orgs.take(principal.org, cost, now)
         if wait:
             own.give_back(key, cost)
-            raise _build_refusal(orgs, f'org "{principal.org}"', what, wait)
+            raise build_refusal(orgs, f'org "{principal.org}"', what, wait)
 
     def charge_address(self, address: str) -> float:
-        return self._addresses.take(find_network(address), 1.0, self._clock())
+        return self.addresses.take(find_network(address), 1.0, self._clock())
 
     def find_address_wait(self, address: str) -> float:
-        return self._addresses.find_wait(find_network(address), 1.0, self._clock())
+        return self.addresses.find_wait(find_network(address), 1.0, self._clock())
 
     def find_budgets(self, principal: Principal) -> list[RateBudget]:
         now = self._clock()
         if OWNER_ROLE in principal.roles:
-            return [self._owners.find_budget(principal.key, principal.label, now)]
+            return [self.owners.find_budget(principal.key, principal.label, now)]
         return [
-            self._principals.find_budget(principal.key, principal.label, now),
-            self._orgs.find_budget(principal.org, principal.org, now),
+            self.principals.find_budget(principal.key, principal.label, now),
+            self.orgs.find_budget(principal.org, principal.org, now),
         ]
 
     def find_low_budget(self, principal: Principal) -> RateBudget | None:
         now = self._clock()
         if OWNER_ROLE in principal.roles:
-            if not self._owners.is_low(principal.key, now):
+            if not self.owners.is_low(principal.key, now):
                 return None
-        elif not self._principals.is_low(principal.key, now) and not self._orgs.is_low(
+        elif not self.principals.is_low(principal.key, now) and not self.orgs.is_low(
             principal.org, now
         ):
             return None
@@ -234,7 +242,7 @@ class LocalRateLimiter:
 
     def _list_budgets(self) -> Iterator[RateBudget]:
         now = self._clock()
-        for budgets in (self._owners, self._principals, self._orgs, self._addresses):
+        for budgets in (self.owners, self.principals, self.orgs, self.addresses):
             for key, full_at in list(budgets.full_at.items()):
                 if full_at > now:
                     name = key.partition("\0")[0] or "others, together"
@@ -268,9 +276,27 @@ def _round_up(wait: float) -> float:
     return math.ceil((wait - ROUNDING) * 1000) / 1000
 
 
-def limit_address(limiter: RateLimiter, address: str) -> None:
-    """Charges a request without a principal to its address, or raises `RateLimited`."""
-    _refuse_address(limiter.charge_address(address), address)
+def limit_address(limiter: RateLimiter, address: str) -> Awaitable[None] | None:
+    """Charges a request without a principal to its address, or raises `RateLimited`; both when it
+    is awaited, if it returns an awaitable."""
+    wait = limiter.charge_address(address)
+    if isinstance(wait, float):
+        _refuse_address(wait, address)
+        return None
+    return _AddressCharge(wait, address)
+
+
+class _AddressCharge:
+    """Unlike a coroutine, it need not be awaited."""
+
+    __slots__ = ("_address", "_wait")
+
+    def __init__(self, wait: Awaitable[float], address: str) -> None:
+        self._wait = wait
+        self._address = address
+
+    def __await__(self) -> Generator[Any, None, None]:
+        _refuse_address((yield from self._wait.__await__()), self._address)
 
 
 def check_address(limiter: RateLimiter, address: str) -> None:
@@ -289,7 +315,7 @@ def _refuse_address(wait: float, address: str) -> None:
         )
 
 
-def _build_refusal(budgets: Budgets, who: str, what: str, wait: float) -> RateLimited:
+def build_refusal(budgets: Budgets, who: str, what: str, wait: float) -> RateLimited:
     rate = budgets.rate
     seconds = _round_up(wait)
     return RateLimited(

@@ -31,8 +31,9 @@ DECIDED: Final = "Decided"
 RETRY, SKIP, FAIL = DECISIONS = ("retry", "skip", "fail")
 """What can be decided about a step of which it is unknown whether it was executed."""
 
-EVENT, APPROVAL, CHILD, ANSWER = "event", "approval", "child", "answer"
-"""What a step waits for, as the first word of `StepRecord.awaited`."""
+EVENT, APPROVAL, CHILD, ANSWER, TASK = "event", "approval", "child", "answer", "task"
+"""What a step waits for, as the first word of `StepRecord.awaited`. `task`: its work continues as a
+task elsewhere."""
 
 
 def build_awaited(kind: str, name: str) -> str:
@@ -66,6 +67,10 @@ def record_principal(principal: Principal, door: str) -> RunPrincipal:
         principal.kind, principal.id, principal.org, principal.roles, principal.scopes,
         principal.behalf, principal.serves, principal.credential, principal.view, door,
     )  # fmt: skip
+
+
+STEP_KEY: Final = "key"
+"""In the trigger of a run that a step of another run has started as a tool: the step's key."""
 
 
 class RunOrigin(Struct, frozen=True, kw_only=True):
@@ -136,6 +141,8 @@ class StepRecord(Struct, frozen=True, kw_only=True):
     """What it waits for, besides the time: see `build_awaited`."""
     can_repeat: bool = False
     """Whether it may be executed again if it is unknown whether it was executed."""
+    can_find: bool = False
+    """Whether its target can find the task of an interrupted call."""
     problem: str = ""
     kind: str = ""
     """The kind of the error that `problem` describes."""
@@ -146,8 +153,14 @@ class StepRecord(Struct, frozen=True, kw_only=True):
     approval: str = ""
     child: str = ""
     detail: Mapping[str, Any] = NOTHING
-    """What continues it: a question with its handle and arguments, the items of a loop."""
+    """What continues it: a question with its handle and arguments, the task that does its work, the
+    items of a loop."""
     output: Any = None
+
+
+def is_parked(record: StepRecord) -> bool:
+    """Whether the work of a step continues as a task elsewhere."""
+    return record.state == WAITING and record.awaited.startswith(TASK)
 
 
 class RunFilter(Struct, frozen=True, kw_only=True):
@@ -160,9 +173,34 @@ class RunFilter(Struct, frozen=True, kw_only=True):
     parent: str = ""
 
 
+class RunTaken(Exception):
+    """Another hub works on the run, or has taken it over: nothing was stored."""
+
+    def __init__(self, hub: str) -> None:
+        super().__init__(hub)
+        self.hub = hub
+        """The id of that hub; empty if it is not known."""
+
+
 class RunStore(Protocol):
     """Stores runs. Every method may raise `StorageFailed`; what a method has stored survives the
-    end of the process."""
+    end of the process. Where several hubs share a store, each works on its own runs: those that it
+    has added or claimed."""
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other hubs use it, too."""
+
+    async def claim(self, id: str) -> Run | None:
+        """Finds a run in order to change it: other hubs leave it alone until it is released, or
+        this hub has ended. Raises `RunTaken`."""
+
+    async def release(self, id: str) -> None:
+        """Lets any hub continue a run that only waits, or has ended."""
+
+    async def rescue(self) -> int:
+        """Releases the runs of hubs that have ended, and puts those that were running back into
+        the queue; returns how many."""
 
     async def add(self, run: Run, source: str) -> None:
         """Stores a new run with the source of its definition. A run whose id exists stays."""
@@ -172,9 +210,12 @@ class RunStore(Protocol):
         run: Run,
         steps: Collection[StepRecord] = (),
         children: Sequence[tuple[Run, str]] = (),
+        is_synced: bool = False,
     ) -> None:
         """Stores what changes of a run, and the records, at once with new runs, each with the
-        source of its definition."""
+        source of its definition. With `is_synced`, that and all before it is on the disk when this
+        returns, unless the settings say otherwise. Raises `RunTaken` if the run is not this hub's
+        any more."""
 
     async def find_source(self, digest: str) -> str | None: ...
 
@@ -192,7 +233,7 @@ class RunStore(Protocol):
 
     async def list_due(self, now: float, most: int) -> list[str]:
         """Lists the ids of runs that are queued, the oldest first, and of those whose time has
-        come."""
+        come, in turns: neither keeps the others waiting."""
 
     async def find_next_wake(self) -> float:
         """When the next waiting run is due; 0: none is."""

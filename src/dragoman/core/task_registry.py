@@ -94,9 +94,27 @@ class TaskRegistry(Generic[R]):
 
     def load(self, build: Callable[[StoredTask], Task[R]]) -> None:
         """Loads what an earlier hub has stored; tasks that ran then have failed."""
-        interrupted = []
-        for stored in sorted(self._store.load(), key=lambda one: one.updated):
+        self._admit(self._store.load(), build)
+        self._start_sweeping()
+
+    def take_over(self, hub: str, build: Callable[[StoredTask], Task[R]]) -> list[Task[R]]:
+        """Takes over the tasks of another hub that has ended, as after a restart. If it fails, it
+        can be repeated."""
+        known = {task.key for task in self}
+        found = [one for one in self._store.take_over(hub) if one.key not in known]
+        return self._admit(found, build)
+
+    def _admit(
+        self, found: Sequence[StoredTask], build: Callable[[StoredTask], Task[R]]
+    ) -> list[Task[R]]:
+        interrupted, admitted = [], []
+        ordered = sorted(found, key=lambda one: one.updated)
+        for stored in ordered:  # all of it may fail: none is admitted before
             task = build(stored)
+            admitted.append(task)
+            if stored.state not in ENDS:
+                task.record.restore(self._store.load_entries(stored.key))
+        for stored, task in zip(ordered, admitted, strict=True):
             task.state, task.finished = stored.state, stored.state in ENDS
             task.created, task.updated = stored.created, stored.updated
             task.key, task.saved, task.record.count = stored.key, stored.count, stored.count
@@ -106,13 +124,24 @@ class TaskRegistry(Generic[R]):
             if task.finished:
                 self._note_end(task, owned)
                 continue
-            task.record.restore(self._store.load_entries(task.key))
             if task.state not in WAITS or stored.about.get("handle"):
                 interrupted.append(task)  # only the hub that sealed a handle can open it
         for task in interrupted:
             task.interrupt()
         self.flush()
-        self._start_sweeping()
+        return admitted
+
+    def abandon(self, hub: str) -> None:
+        """Other hubs own all these tasks: stops their calls, and stores nothing more of them. This
+        hub has another id from now on."""
+        self._unsaved.clear()
+        for task in list(self):
+            if task.call is not None:
+                task.call.cancel("another hub has taken the task over")
+            task.key = 0  # so that nothing is deleted
+            self.remove(task)
+        self._unsaved.clear()
+        self._store.rename_hub(hub)
 
     async def close(self) -> None:
         """Stops the running calls, which have failed, and stores that. Tasks that would expire
@@ -144,6 +173,28 @@ class TaskRegistry(Generic[R]):
         if task is None:
             raise task_not_found(id)
         return task
+
+    def find_hub(self, owner: Principal, id: str) -> str | None:
+        """Finds the hub that owns a stored task, where several share the store."""
+        return self._store.find_hub(owner, id)
+
+    def list_elsewhere(
+        self, owner: Principal, build: Callable[[StoredTask], Task[R]]
+    ) -> list[Task[R]]:
+        """Lists the tasks of other hubs as they are stored, to be shown and not to be changed."""
+        found = []
+        for stored in self._store.load_elsewhere(owner):
+            task = build(stored)
+            task.state, task.finished = stored.state, stored.state in ENDS
+            task.created, task.updated = stored.created, stored.updated
+            task.key, task.saved, task.record.count = stored.key, stored.count, stored.count
+            task.size, task.registry = stored.size, self
+            found.append(task)
+        return found
+
+    def claim_key(self, task: Task[R], key: str) -> str:
+        """Claims an idempotency key for a new task; returns the id of the task that has it."""
+        return self._store.claim_key(task.owner, key, task.id)
 
     def list_owned(self, owner: Principal) -> Iterator[Task[R]]:
         """The one that changed last comes first."""
@@ -408,6 +459,20 @@ class VolatileTaskStore:
     def save_push(self, push: StoredPush) -> None: ...
 
     def delete_push(self, task: int, id: str) -> None: ...
+
+    def find_hub(self, owner: Principal, id: str) -> str | None:
+        return None
+
+    def load_elsewhere(self, owner: Principal) -> list[StoredTask]:
+        return []
+
+    def take_over(self, hub: str) -> list[StoredTask]:
+        return []
+
+    def claim_key(self, owner: Principal, key: str, id: str) -> str:
+        return id
+
+    def rename_hub(self, hub: str) -> None: ...
 
 
 def _is_needed(task: Task[Any]) -> bool:

@@ -23,6 +23,7 @@ from dragoman.core.call import (
     Progress,
     Question,
     Result,
+    TaskNamed,
     TaskStarted,
     Update,
     Updates,
@@ -114,7 +115,7 @@ class TaskRecord:
 
     def take_update(self, task: Task[Any], update: Update) -> bool:
         """Returns whether watchers need to be notified."""
-        if task.finished or isinstance(update, LogMessage | Artifact):
+        if task.finished or isinstance(update, LogMessage | Artifact | TaskNamed):
             return False
         if isinstance(update, TaskStarted):
             task.lasting = True

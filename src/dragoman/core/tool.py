@@ -94,6 +94,8 @@ class TargetTraits:
     """Whether it may announce changes of resources, even if it has none."""
     extensions: Mapping[str, Any] = field(default_factory=empty_mapping)
     """The protocol extensions that it declares, with their settings."""
+    finds_tasks: bool = False
+    """Whether it can find the task of a call that was interrupted: see `FIND` in `core.call`."""
     is_published: bool = True
     """Whether clients without a key may know of it."""
     is_reentrant: bool = False

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from operator import itemgetter
 from random import getrandbits
 from typing import Any, NamedTuple
 
@@ -19,8 +18,8 @@ TRACE_ID, PARENT, STATE = "X-OpenStarry-Trace-ID", "traceparent", "tracestate"
 CHAIN = "dragoman.hub/chain"
 MEMBERS = (TRACE_ID, PARENT, STATE, CHAIN)
 """Their names in `_meta` and in metadata."""
-_get_all = itemgetter(*MEMBERS)
-_HEADERS = {TRACE_ID: TRACE_ID.lower(), PARENT: PARENT, STATE: STATE, CHAIN: "x-dragoman-chain"}
+_ID_HEADER, _CHAIN_HEADER = TRACE_ID.lower(), "x-dragoman-chain"
+_HEADERS = {TRACE_ID: _ID_HEADER, PARENT: PARENT, STATE: STATE, CHAIN: _CHAIN_HEADER}
 HEADERS = frozenset(_HEADERS.values())
 _ID_FIELD, _PARENT_FIELD, _STATE_FIELD, _CHAIN_FIELD = (name.encode() for name in _HEADERS.values())
 MAX_TOKEN = 4_096
@@ -63,6 +62,8 @@ class Trace(Struct, frozen=True):
     """Whether the client has sent the id: then its further calls may have the same one."""
     is_ambiguous: bool = False
     """Whether `parent` is one of several calls of different users that may have led to this one."""
+    caller_span: str = ""
+    """The span in the client's own trace that made this call; empty if it is unknown."""
 
     @property
     def depth(self) -> int:
@@ -90,8 +91,13 @@ class Trace(Struct, frozen=True):
 
 def trace_headers(beside: Mapping[str, Any]) -> dict[str, str]:
     """Converts trace metadata to HTTP headers."""
-    try:
-        return dict(zip(_HEADERS.values(), _get_all(beside), strict=True))  # as with every call
+    try:  # a display takes a third of the time of a comprehension, and every call has all of them
+        return {
+            _ID_HEADER: beside[TRACE_ID],
+            PARENT: beside[PARENT],
+            STATE: beside[STATE],
+            _CHAIN_HEADER: beside[CHAIN],
+        }
     except KeyError:
         return {header: beside[name] for name, header in _HEADERS.items() if name in beside}
 

@@ -1,7 +1,7 @@
 """Emits the events of a call before and after it, also when it is refused.
 
 Also limits the calls in flight: beyond the limit, or for one principal beyond half of it, calls are
-refused.
+refused. A call that asks how a task stands is announced once it has the outcome; gates judge each.
 """
 
 from __future__ import annotations
@@ -11,10 +11,20 @@ from time import perf_counter
 
 from dragoman.core.bus import Bus
 from dragoman.core.call import Call, Result
-from dragoman.core.errors import HubError, Overloaded
+from dragoman.core.errors import PASSING, HubError, Overloaded
 from dragoman.core.events import CostReported, PostVerb, PreVerb, ToolCall, ToolResult, VerbError
 from dragoman.core.pipeline import Next
 from dragoman.core.redaction import select_numbers
+
+PARKED = "parked"
+"""The outcome of a call whose target continues the work as a task."""
+
+
+def _has_outcome(call: Call, result: Result | None, error: HubError | None) -> bool:
+    """Whether a call about a task has the outcome of the task, or a refusal."""
+    if call.cancels or isinstance(error, PASSING):
+        return False
+    return error is not None or (result is not None and not result.unfinished)
 
 
 class Announce:
@@ -40,7 +50,10 @@ class Announce:
         try:
             if self.running > self.limit or count > self.share:
                 raise Overloaded(self._render_overload(call, count))
-            if self.bus.has_call_observers or (
+            if call.task is not None and call.sends_nothing:
+                if self.bus.has_gates and not call.cancels:
+                    await self.bus.ask_gates(PreVerb(call))
+            elif self.bus.has_call_observers or (
                 (call.tool.bridged is not None or call.routed is not None)
                 and self.bus.has_agent_observers
             ):
@@ -92,8 +105,12 @@ class Announce:
         cancelled: bool = False,
     ) -> None:
         bus = self.bus
+        if call.task is not None and call.sends_nothing and not _has_outcome(call, result, error):
+            return
         if bus.is_observed(PostVerb):
             outcome = "completed" if result is not None and not result.failed else "failed"
+            if result is not None and result.unfinished:
+                outcome = PARKED
             duration = (perf_counter() - begun) * 1000
             bus.emit(PostVerb(call, outcome, duration, result, error, cancelled))
         if error is not None:

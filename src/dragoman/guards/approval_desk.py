@@ -339,6 +339,11 @@ class ApprovalDesk:
             waiting.changed.set()
             waiting.changed = asyncio.Event()
 
+    def note_changes(self) -> None:
+        """Others have changed the store: those who wait look again."""
+        for id in list(self._waiting):
+            self._wake(id)
+
     def close(self) -> None:
         """Ends the waiting; requests stay as they are."""
         self.is_closed = True
@@ -363,6 +368,13 @@ class ApprovalDesk:
                 self._start_ready(found)
         except StorageFailed as error:  # nothing of it is made meanwhile
             log.error("approved calls are not continued: %s", error)
+
+    def take_over(self, hub: str) -> None:
+        """Marks the calls as interrupted that another hub was making when it ended. Raises
+        `StorageFailed`."""
+        if count := self._store.interrupt(self._clock(), hub):
+            log.warning("%d approved calls were interrupted when hub %s ended", count, hub)
+            self.note_changes()
 
     def begin(self, id: str) -> bool:
         """Whether the caller may make the call now, which is true once."""

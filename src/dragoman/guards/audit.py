@@ -2,6 +2,9 @@
 
 Outermost, so that refused and unknown calls are recorded too. If the intent cannot be stored, the
 call is refused. Argument values are never stored, only a keyed hash and their size.
+
+A call that asks how a task stands is recorded if it has the outcome, or is refused: the record of
+the call that began the task says that it is parked.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import lru_cache
 from typing import Any
 
@@ -50,16 +53,19 @@ class Audit:
     def __init__(self, log: AuditLog) -> None:
         self._log = log
 
-    async def __call__(self, next: Next, call: Call) -> Result:
+    def __call__(self, next: Next, call: Call) -> Coroutine[Any, Any, Result]:
+        if call.task is not None and call.polls:
+            return self._poll(next, call)
+        return self._run(next, call)
+
+    async def _run(self, next: Next, call: Call) -> Result:
         started = time.perf_counter()
         try:
             seq = self._log.intend(intent_from_call(call, self._log.hash_arguments))
         except errors.HubError:
             raise
         except Exception as error:
-            raise errors.StorageFailed(
-                f'"{shorten(call.requested_name)}" was refused: it cannot be recorded'
-            ) from error
+            raise _build_unrecorded(call) from error
         try:
             result = await next(call)
         except BaseException as error:
@@ -70,8 +76,35 @@ class Audit:
                 self._conclude(seq, conclusion, started, call)
             raise
         outcome = "asked" if result.questions else "failed" if result.failed else "completed"
+        if result.unfinished:
+            outcome = "parked"
         self._conclude(seq, {"outcome": outcome}, started, call)
         return result
+
+    async def _poll(self, next: Next, call: Call) -> Result:
+        """Nothing is sent by it, so it is recorded afterwards; an outcome that cannot be recorded
+        is not delivered, and is asked for again."""
+        started = time.perf_counter()
+        try:
+            result = await next(call)
+        except errors.PASSING:
+            raise
+        except Exception as error:
+            self._record_poll(call, conclusion_from_error(error, call), started)
+            raise
+        if not result.unfinished:
+            outcome = "asked" if result.questions else "failed" if result.failed else "completed"
+            self._record_poll(call, {"outcome": outcome}, started)
+        return result
+
+    def _record_poll(self, call: Call, conclusion: dict[str, Any], started: float) -> None:
+        try:
+            seq = self._log.intend(intent_from_call(call, self._log.hash_arguments))
+        except errors.HubError:
+            raise
+        except Exception as error:
+            raise _build_unrecorded(call) from error
+        self._conclude(seq, conclusion, started, call)
 
     def _conclude(self, seq: int, conclusion: dict[str, Any], started: float, call: Call) -> None:
         # Truncated, not rounded: `round` takes three times as long.
@@ -80,6 +113,12 @@ class Audit:
         conclusion["duration_ms"] = int((time.perf_counter() - started) * 1e6) / 1000
         _add_notes(conclusion, call.notes)
         self._log.conclude(seq, conclusion)
+
+
+def _build_unrecorded(call: Call) -> errors.StorageFailed:
+    return errors.StorageFailed(
+        f'"{shorten(call.requested_name)}" was refused: it cannot be recorded'
+    )
 
 
 def intent_from_call(call: Call, hash_arguments: Callable[[bytes], str]) -> dict[str, Any]:
@@ -111,6 +150,8 @@ def intent_from_call(call: Call, hash_arguments: Callable[[bytes], str]) -> dict
         entry["kind"] = tool.kind
     if tool.bridged is not None:
         entry["agent"] = shorten(tool.bridged.card_id)
+    if call.task is not None and call.sends_nothing:
+        entry["task"] = call.task.action
     if trace.chain:
         verbs = tuple(render_uri(verb) if ":" in verb else verb for verb in trace.chain)
         entry["chain"] = _list_bounded(verbs)

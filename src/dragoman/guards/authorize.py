@@ -29,6 +29,8 @@ class Authorize:
             judged = replace(call, tool=call.tool.target.origin)
         decision = self._authorizer.decide(judged)
         call.notes.decision = decision
+        if call.task is not None and call.cancels:
+            return next(call)  # it ends what the principal was permitted to begin
         if not decision.allowed:
             raise self._refusal(judged, decision)
         if decision.approval is not None and judged is call:  # a kept result was approved

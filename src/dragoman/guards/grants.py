@@ -52,6 +52,8 @@ class Grants:
         principal, tool, authorizer = call.principal, call.tool, self._authorizer
         if isinstance(tool.target, Nowhere):
             return next(call)
+        if call.task is not None and call.cancels:
+            return next(call)  # it ends what the principal was permitted to begin
         if not authorizer.is_offered(principal, tool) or (
             principal.serves
             and not authorizer.is_granted(principal, tool, call.trace.parent, call.door)

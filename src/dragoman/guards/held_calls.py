@@ -200,7 +200,7 @@ class HeldCalls:
             call = self._recheck(replace(call, is_approved=True))
             result = await self._continue(next, call, id)
             outcome, problem = COMPLETED, ""
-            if result.questions is None:
+            if result.questions is None and not result.unfinished:
                 reply = encode_reply(result, None, self._find_labels(call))
             return result
         except HubError as error:

@@ -14,7 +14,7 @@ from secrets import token_hex
 from typing import Any
 
 from dragoman.core.call import FOLLOW, URL, Call, Question, Result
-from dragoman.core.errors import LoginRequired, TimedOut
+from dragoman.core.errors import InvalidInput, LoginRequired, TimedOut
 from dragoman.core.logins import LoginDesk, LoginLink, explain_login
 from dragoman.core.question_handles import can_answer
 from dragoman.core.structs import replace
@@ -88,6 +88,8 @@ class LoginQuestions:
                 return self._build_question(link, f'"{name}" still waits for your login', held)
         if link is not None and (problem := link.done.result()):
             raise _build_failed(call, problem)
+        if held and held not in self._held:  # it would be another call, not the rest of this one
+            raise InvalidInput("the question has expired; start the call again")
         answers, handle = self._held.get(held, (None, None))
         return replace(call, answers=answers, handle=handle)
 

@@ -97,6 +97,8 @@ class LoopGuard:
         tool = call.tool
         if self._is_off or tool.kind != TOOL or isinstance(tool.target, Nowhere):
             return next(call)
+        if call.task is not None and call.sends_nothing:
+            return next(call)
         if (above := call.trace.parent) is not None:
             return self._run(next, call, above.trace.span, True)
         if run := find_client_run(call):
@@ -116,7 +118,7 @@ class LoopGuard:
             raise
         if history is None and not every and not result.failed:  # the common case
             return result
-        if result.questions is not None:
+        if result.questions is not None or result.unfinished:
             return result
         return self._record_result(call, run, every, result)
 

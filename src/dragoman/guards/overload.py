@@ -39,7 +39,7 @@ class Overload:
         self._late = self._late + 1 if delay > self.limit else 0
 
     def __call__(self, next: Next, call: Call) -> Awaitable[Result]:
-        if self._late > 1:
+        if self._late > 1 and not call.cancels:
             raise Overloaded(
                 f'"{call.tool.name}" was refused: the hub is overloaded, requests wait for '
                 f"{self.delay:.1f} s; try again shortly or raise [limits] overload_delay_secs"

@@ -18,6 +18,8 @@ class RateLimit:
 
     def __call__(self, next: Next, call: Call) -> Awaitable[Result]:
         tool = call.tool
+        if call.task is not None and call.sends_nothing:
+            return next(call)  # the call that began the task was charged, and the hub paces these
         if tool.kind != TOOL:
             if tool.kind == SUBSCRIPTION and not call.arguments.get("follow"):
                 return next(call)  # what ends something must not be refused
@@ -26,5 +28,10 @@ class RateLimit:
             operation = TOOL_CALL
         else:
             operation = AGENT_CALL
-        self._charge(call.principal, operation, tool.name)
-        return next(call)
+        charged = self._charge(call.principal, operation, tool.name)
+        return next(call) if charged is None else _call_charged(charged, next, call)
+
+
+async def _call_charged(charged: Awaitable[None], next: Next, call: Call) -> Result:
+    await charged
+    return await next(call)

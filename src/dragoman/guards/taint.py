@@ -134,10 +134,11 @@ class Taint:
     ) -> Result:
         above = running.parent
         approved = None
+        sends = call.task is None or not call.sends_nothing
         if call.handle is not None and call.handle in self._open:
             approved = _build_approval_key(call)
             call = self._take_answer(call)
-        if flows.rules and call.notes.labels:
+        if flows.rules and call.notes.labels and sends:
             approved = approved or self._find_approval(call)
             question = self._check(call, flows, running, approved is not None)
             if question is not None:
@@ -147,7 +148,7 @@ class Taint:
         running.sources = flows.labels | said if flows.labels else said
         if is_alone:
             return await next(call)  # nothing carries its labels on
-        if call.arguments and not flows.reads_only:
+        if call.arguments and not flows.reads_only and sends:
             self._label_stored(call, flows, running)
         result: Result | None = None
         try:

@@ -66,19 +66,12 @@ class Timeout:
             self._loop = loop = asyncio.get_running_loop()
             task = asyncio.current_task(loop)
             assert task is not None
-        expired = False
         pending = task.cancelling()
-
-        def expire() -> None:
-            nonlocal expired
-            expired = True
-            task.cancel()
-
-        deadline = deadlines.start(loop, expire)
+        deadline = deadlines.start(loop, task.cancel)
         try:
             return await next(call)
         except asyncio.CancelledError:
-            if not expired or task.uncancel() > pending:
+            if deadlines.is_waiting(deadline) or task.uncancel() > pending:
                 raise
             raise _build_error(call, deadlines.seconds, deadlines.setting) from None
         finally:

@@ -159,6 +159,13 @@ class ServerEntry(Struct, frozen=True, kw_only=True):
         list[Annotated[str, Meta(min_length=1, max_length=64)]],
         Meta(max_length=100, description="Keywords by which [[views]] select it."),
     ] = []
+    placement: Annotated[
+        Literal["each", "one"],
+        Meta(
+            description="Where a stdio server runs if there are several hubs: at each of them, or "
+            "at one, through which the others use it."
+        ),
+    ] = "each"
     era: Annotated[
         Literal["auto", "modern", "legacy"],
         Meta(

@@ -163,7 +163,7 @@ class GuardedHttpClient:
         if exchange.status in _MOVED and self._follows:
             headers = {**headers, **extra_headers}
             exchange = await self._follow(route, exchange, headers, body, timeout, deadline)
-        return HttpReply(exchange.status, exchange.headers, exchange)
+        return HttpReply(exchange.status, exchange.headers, exchange, repeated=exchange.repeated)
 
     async def find_addresses(self, url: str, timeout: float) -> list[str]:
         """Implements `wire.http.AddressFinder`."""

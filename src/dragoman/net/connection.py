@@ -130,6 +130,8 @@ class HttpExchange(Struct, eq=False):
     """For a compressed body, which is inflated as it is read."""
     received: bool = False
     """All of a compressed body is here."""
+    repeated: tuple[tuple[str, str], ...] = ()
+    """The earlier values of repeated headers."""
 
     async def head(self) -> None:
         while not self.status:
@@ -443,10 +445,14 @@ class Connection(asyncio.Protocol):
         """Does what llhttp's callbacks do if `data` is a whole response with a known head. llhttp
         is between two responses, so it need not see this one."""
         known = self._known
-        if known is None or (body := known[0].find_body(data)) is None or exchange.method == "HEAD":
+        if known is None or exchange.method == "HEAD":
             return False
+        found = known[0].find_body(data)
+        if found is None:
+            return False
+        length, body = found
         exchange.headers.update(known[1])
-        exchange.headers["content-length"] = str(len(body))
+        exchange.headers["content-length"] = length.decode()
         exchange.status = 200
         exchange.add(body)
         self._done = self._keep = True
@@ -454,7 +460,8 @@ class Connection(asyncio.Protocol):
 
     def _learn_head(self, exchange: HttpExchange, data: bytes) -> None:
         headers = exchange.headers
-        if exchange.inflater is None and "content-length" in headers and exchange.method != "HEAD":
+        is_plain = exchange.inflater is None and not exchange.repeated
+        if is_plain and "content-length" in headers and exchange.method != "HEAD":
             head = learn_head(data, headers["content-length"].encode("latin-1"))
             self._known = (head, headers.copy()) if head is not None else None
 
@@ -516,11 +523,17 @@ class Connection(asyncio.Protocol):
             return  # no client of the hub uses them
         key = _NAMES.get(name) or name.decode("latin-1").lower()
         headers = self._headers
-        if key in headers and key in _ONCE:
-            self._refuse(f'it has two "{key}" headers')
+        if key in headers:
+            self._note_repeated(key, headers[key])
         if value and value[-1] <= _SPACE:
             value = value.rstrip(b" \t")
         headers[key] = value.decode("latin-1")
+
+    def _note_repeated(self, key: str, value: str) -> None:
+        if key in _ONCE:
+            self._refuse(f'it has two "{key}" headers')
+        if self._exchange is not None:
+            self._exchange.repeated += ((key, value),)
 
     def on_headers_complete(self) -> None:
         exchange = self._exchange
@@ -531,6 +544,7 @@ class Connection(asyncio.Protocol):
             if status in {100, 102, 103}:
                 self._interim = True
                 headers.clear()
+                exchange.repeated = ()
                 return
             self._refuse(f"its status is {status}")
         framing = headers.get("transfer-encoding")

@@ -13,7 +13,7 @@ import logging
 import shlex
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -387,6 +387,24 @@ class PinReviewer:
         self.store.forget(target, decision)
         self._known.pop(target, None)
 
+    def reload(self) -> list[str]:
+        """Reads the pins again that other hubs have stored. Returns the targets about whose pins
+        they have decided, which are to be reviewed again."""
+        stored: dict[str, list[Pin]] = {}
+        for pin in self.store.load(None):
+            stored.setdefault(pin.target, []).append(pin)
+        found = []
+        for target, known in list(self._known.items()):
+            pins = stored.get(target, [])
+            if _list_decided(pins) != _list_decided(known.pins.values()):
+                del self._known[target]
+                found.append(target)
+                continue
+            # Hubs may see a target differently: what they have quarantined is no decision.
+            for pin in pins:
+                known.put(pin)
+        return found
+
     def _find_pins(self, target: str) -> TargetPins:
         known = self._known.get(target)
         if known is None:
@@ -416,6 +434,14 @@ def _release(pin: Pin, **more: Any) -> Pin:
     return structs.replace(
         pin, held_mark=b"", held_at=0.0, held_size=0, rejected_at=0.0, rejected_by="", **more
     )
+
+
+def _list_decided(pins: Iterable[Pin]) -> set[tuple[Any, ...]]:
+    return {
+        (one.kind, one.id, one.approved_at, one.approved_by, one.rejected_at, one.rejected_by)
+        for one in pins
+        if one.approved_by or one.rejected_by
+    }
 
 
 def approve_pin(pin: Pin, said: Mapping[str, Any], at: float, by: str) -> Pin:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace as replace_dataclass
 from typing import Any, NamedTuple
 
 from dragoman.core.bus import Bus
-from dragoman.core.call import Call, Result, RoutedBy, TaskStarted
+from dragoman.core.call import Call, Result, RoutedBy, TaskNamed, TaskStarted, Update, Updates
 from dragoman.core.errors import (
+    PASSING,
     HubError,
     InvalidInput,
     NeedsInput,
@@ -39,8 +41,8 @@ META = "dragoman.hub/dispatch"
 """Key in the `_meta` of a result: the decision, and the agent that was chosen."""
 MAX_DESCRIPTION = 100_000
 MAX_REPORTED = 1_000
-COMPLETED, FAILED, REFUSED, ASKED, CANCELLED = (
-    "completed", "failed", "refused", "asked", "cancelled",
+COMPLETED, FAILED, REFUSED, ASKED, PARKED, CANCELLED = (
+    "completed", "failed", "refused", "asked", "parked", "cancelled",
 )  # fmt: skip
 
 SCHEMA: Mapping[str, Any] = {
@@ -95,7 +97,7 @@ DESCRIPTION = (
 
 
 class DispatchState(NamedTuple):
-    """What a question of the agent keeps until it is answered."""
+    """What a question of the agent keeps until it is answered, and a task until it has ended."""
 
     decision: str
     work_type: str
@@ -155,7 +157,7 @@ class DispatchTool:
         return await self._call_agent(call, others[0], decision.id, work.work_type)
 
     async def _continue(self, call: Call, handle: str) -> Result:
-        """Passes the answers to the agent that has asked."""
+        """Passes the answers to the agent that has asked, or asks for its task."""
         try:
             state = DispatchState(*json.loads(handle))
         except (ValueError, TypeError):  # it was sealed, so another version has made it
@@ -172,11 +174,20 @@ class DispatchTool:
         self, within: Call, planned: PlannedCall, decision: str, work_type: str
     ) -> Result:
         """Calls the agent and records how that ended."""
+        state = DispatchState(
+            decision,
+            work_type,
+            planned.agent,
+            planned.agent_id,
+            planned.tool,
+            planned.is_message,
+            "",
+        )
         options = CallOptions(
             door=within.door,
             view=EVERYTHING,
             meta=_select_key(within),
-            updates=within.updates,
+            updates=within.updates if within.task is None else _wrap_named(within.updates, state),
             wanted_updates=within.wanted_updates,
             client=within.client,
             revision=within.revision,
@@ -184,6 +195,7 @@ class DispatchTool:
             answers=within.answers,
             handle=within.handle,
             routed=RoutedBy(decision, work_type, planned.agent_id),
+            task=within.task,
         )
         within.updates(TaskStarted(is_timed=True))  # the time of a task begins anew
         parent, who = _find_parent(within), within.principal
@@ -192,30 +204,25 @@ class DispatchTool:
             _, result = await self._hub.call_within(
                 parent, who, planned.tool, planned.arguments, options
             )
-            outcome = FAILED if result.failed else ASKED if result.questions else COMPLETED
-            is_success = None if result.questions else not result.failed
+            outcome = _find_outcome(within, result)
+            if outcome in (COMPLETED, FAILED):
+                is_success = not result.failed
         except HubError as error:
             outcome = FAILED if isinstance(error, TargetFailed) else REFUSED
             problem = error.kind
-            if outcome == FAILED and not isinstance(error, NeedsInput):
+            if within.polls and isinstance(error, PASSING):
+                outcome = PARKED  # nothing is known of its task
+            elif outcome == FAILED and not isinstance(error, NeedsInput) and not within.cancels:
                 is_success = False
             raise
         finally:
             usage = self._reported.pop(decision, {})
             router = self._find_router()
-            router.record_attempt(decision, planned, outcome, problem)
+            if not (within.polls and outcome == PARKED):
+                router.record_attempt(decision, planned, outcome, problem)
             if is_success is not None:
                 router.record_outcome(who.org, planned.agent, work_type, is_success, usage)
-        state = DispatchState(
-            decision,
-            work_type,
-            planned.agent,
-            planned.agent_id,
-            planned.tool,
-            planned.is_message,
-            result.handle or "",
-        )
-        return _build_result(result, state)
+        return _build_result(result, state._replace(handle=result.handle or ""))
 
     def _build_tool(self, compile: SchemaCompiler) -> Tool:
         safe = f"{HUB}_{DISPATCH}"
@@ -242,6 +249,28 @@ class DispatchTool:
             sinks=frozenset({AGENT}),
             target=self,
         )
+
+
+def _find_outcome(within: Call, result: Result) -> str:
+    if within.cancels:
+        return CANCELLED
+    if result.questions:
+        return ASKED
+    if result.unfinished:
+        return PARKED
+    return FAILED if result.failed else COMPLETED
+
+
+def _wrap_named(updates: Updates, state: DispatchState) -> Updates:
+    """Adds the decision to the handle by which a later call continues the agent's task."""
+
+    def pass_on(update: Update) -> None:
+        if isinstance(update, TaskNamed):
+            handle = json.dumps(state._replace(handle=update.handle))
+            update = replace_dataclass(update, handle=handle)
+        updates(update)
+
+    return pass_on
 
 
 def _select_key(within: Call) -> Mapping[str, Any] | None:
@@ -274,7 +303,7 @@ def _build_result(result: Result, state: DispatchState) -> Result:
     meta = result.extra.get("_meta")
     about = {"decisionId": state.decision, "agent": state.agent, "tool": state.tool}
     extra = {**result.extra, "_meta": {**(meta if isinstance(meta, dict) else {}), META: about}}
-    handle = json.dumps(state) if result.questions else None
+    handle = json.dumps(state) if result.questions or result.unfinished else None
     return replace(result, extra=extra, handle=handle, artifacts=(), size=-1)
 
 

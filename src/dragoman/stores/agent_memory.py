@@ -6,12 +6,11 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from dragoman.core.errors import Overloaded
 from dragoman.core.ports import MemoryEntry
-from dragoman.stores.agents_db import DATABASE, MIGRATIONS
-from dragoman.stores.sqlite import LoopStore
+from dragoman.stores.agents_db import TABLES
+from dragoman.stores.database import LoopStore, StorePlace
 
 MAX_WORDS = 20
 """Words of a query."""
@@ -32,11 +31,11 @@ class MemoryLimits:
 class SqliteMemory(LoopStore):
     def __init__(
         self,
-        home: Path,
+        place: StorePlace,
         limits: MemoryLimits | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        super().__init__(home / DATABASE, MIGRATIONS)
+        super().__init__(place, TABLES)
         self._limits = limits or MemoryLimits()
         self._clock = clock
         totals = self._read("SELECT count(*), coalesce(sum(size), 0) FROM memory")[0]
@@ -53,13 +52,14 @@ class SqliteMemory(LoopStore):
             if number is not None:
                 db.execute("DELETE FROM memory_words WHERE rowid = ?", (number,))
                 db.execute("DELETE FROM memory WHERE number = ?", (number,))
-            row = db.execute(
+            row = self._base.insert(
                 "INSERT INTO memory (owner, key, value, size, at) VALUES (?, ?, ?, ?, ?)",
                 (owner, key, value, size, self._clock()),
+                "number",
             )
             db.execute(
                 "INSERT INTO memory_words (rowid, key, value) VALUES (?, ?, ?)",
-                (row.lastrowid, key, value),
+                (row, key, value),
             )
         self._count += number is None
         self._size += size - freed

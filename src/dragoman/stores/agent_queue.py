@@ -6,14 +6,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from dragoman.core.errors import InvalidInput, NotFound, Overloaded
 from dragoman.core.ports import QueuedTask
 from dragoman.core.structs import replace
-from dragoman.stores.agents_db import DATABASE, MIGRATIONS
-from dragoman.stores.sqlite import LoopStore
+from dragoman.stores.agents_db import TABLES
+from dragoman.stores.database import LoopStore, StorePlace
 
 PENDING, IN_PROGRESS, COMPLETED = "pending", "in_progress", "completed"
 _FIELDS = QueuedTask.__struct_fields__
@@ -36,11 +35,11 @@ class QueueLimits:
 class SqliteQueue(LoopStore):
     def __init__(
         self,
-        home: Path,
+        place: StorePlace,
         limits: QueueLimits | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        super().__init__(home / DATABASE, MIGRATIONS)
+        super().__init__(place, TABLES)
         self._limits = limits or QueueLimits()
         self._clock = clock
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from dragoman.core.errors import Overloaded
 from dragoman.core.ports import Schedule, ScheduleCaller
-from dragoman.stores.agents_db import DATABASE, MIGRATIONS
-from dragoman.stores.sqlite import LoopStore
+from dragoman.stores.agents_db import TABLES
+from dragoman.stores.database import LoopStore, StorePlace
 
 _FIELDS = Schedule.__struct_fields__
 _COLUMNS = ", ".join(_FIELDS)
@@ -24,8 +23,8 @@ class ScheduleLimits:
 
 
 class SqliteSchedules(LoopStore):
-    def __init__(self, home: Path, limits: ScheduleLimits | None = None) -> None:
-        super().__init__(home / DATABASE, MIGRATIONS)
+    def __init__(self, place: StorePlace, limits: ScheduleLimits | None = None) -> None:
+        super().__init__(place, TABLES)
         self._limits = limits or ScheduleLimits()
 
     def add(self, schedule: Schedule) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dragoman.stores.database import StoreTables
+
 DATABASE = "agents.db"
 MIGRATIONS = (
     """
@@ -62,3 +64,4 @@ MIGRATIONS = (
     );
     """,
 )
+TABLES = StoreTables("agents", DATABASE, MIGRATIONS)

@@ -7,7 +7,6 @@ begun, is true on the disk before anything follows from it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -29,7 +28,7 @@ from dragoman.core.errors import Overloaded
 from dragoman.core.principal import Principal
 from dragoman.core.structs import asdict
 from dragoman.core.taint import LabelOrigin
-from dragoman.stores.sqlite import LoopStore
+from dragoman.stores.database import LoopStore, StorePlace, StoreTables
 
 DATABASE = "approvals.db"
 MIGRATIONS = (
@@ -48,7 +47,10 @@ CREATE TABLE approvals (
 CREATE INDEX approvals_by_match ON approvals (match);
 CREATE INDEX approvals_by_state ON approvals (state, expires_at);
 """,
+    # The hub that makes the approved call, where several share the database.
+    "ALTER TABLE approvals ADD COLUMN hub TEXT NOT NULL DEFAULT '';",
 )
+TABLES = StoreTables("approvals", DATABASE, MIGRATIONS, counted="approvals")
 MAX_BYTES = 256 * 1024 * 1024
 """Of closed requests and replies together; the oldest go first."""
 _COLUMNS = (
@@ -59,8 +61,14 @@ _PRINCIPAL = ("kind", "id", "org", "roles", "scopes", "behalf", "serves", "crede
 
 
 class SqliteApprovals(LoopStore):
-    def __init__(self, home: Path) -> None:
-        super().__init__(home / DATABASE, MIGRATIONS, durable=True)
+    def __init__(self, place: StorePlace, hub: str = "") -> None:
+        """`hub` makes the approved calls, where several hubs share the database."""
+        self._hub = hub
+        super().__init__(place, TABLES, durable=True)
+
+    def rename_hub(self, hub: str) -> None:
+        """This hub has another id from now on."""
+        self._hub = hub
 
     def add(self, stored: StoredApproval, most: int, most_each: int) -> None:
         approval, request = stored.approval, stored.request
@@ -150,9 +158,9 @@ class SqliteApprovals(LoopStore):
     def begin(self, id: str) -> bool:
         with self._transact() as db:
             done = db.execute(
-                "UPDATE approvals SET outcome = ? "
+                "UPDATE approvals SET outcome = ?, hub = ? "
                 "WHERE id = ? AND kind = ? AND state = ? AND outcome = ''",
-                (RUNNING, id, CALL, APPROVED),
+                (RUNNING, self._hub, id, CALL, APPROVED),
             )
             return done.rowcount == 1
 
@@ -185,11 +193,12 @@ class SqliteApprovals(LoopStore):
         )
         return [_approval_from_row(row) for row in rows]
 
-    def interrupt(self, now: float) -> int:
+    def interrupt(self, now: float, hub: str | None = None) -> int:
+        """Ends the calls that were running when their hub ended: this one, or another `hub`."""
         with self._transact() as db:
             done = db.execute(
-                "UPDATE approvals SET outcome = ?, ended_at = ? WHERE outcome = ?",
-                (INTERRUPTED, now, RUNNING),
+                "UPDATE approvals SET outcome = ?, ended_at = ? WHERE outcome = ? AND hub = ?",
+                (INTERRUPTED, now, RUNNING, self._hub if hub is None else hub),
             )
             return done.rowcount
 
@@ -206,7 +215,7 @@ class SqliteApprovals(LoopStore):
             db.execute(
                 "DELETE FROM approvals WHERE number IN (SELECT number FROM (SELECT number, "
                 "sum(size) OVER (ORDER BY number DESC) AS total FROM approvals "
-                f"WHERE {closed}) WHERE total > ?)",
+                f"WHERE {closed}) AS sizes WHERE total > ?)",
                 (MAX_BYTES,),
             )
             db.execute(

@@ -29,7 +29,7 @@ from dragoman.stores.audit import chain, journal
 from dragoman.stores.audit.log import SqliteAuditLog
 from dragoman.stores.audit.verify import verify
 from dragoman.stores.sqlite import connect, find_damage
-from dragoman.stores.store_inventory import FILES, RECORD_FILE, survey_stores
+from dragoman.stores.store_inventory import AS_RECORDED, FILES, RECORD_FILE, survey_stores
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -292,7 +292,7 @@ def _find_problem(copied: Path, policies: Path, secrets: bool) -> str:
     if not secrets:
         return ""
     try:
-        losses = survey_stores(copied, policies).losses
+        losses = survey_stores(copied, policies, AS_RECORDED).losses
     except HubError as error:
         return str(error)
     if losses:

@@ -149,7 +149,9 @@ class ClientGrantStore:
         who = session.user, session.hash
         with self._base.transact() as db:
             db.execute(
-                "INSERT OR REPLACE INTO consents VALUES (?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO consents VALUES (?, ?, ?, ?, ?, ?, ?) "
+                "ON CONFLICT (session, client, redirect_uri, resource) DO UPDATE SET "
+                "user = excluded.user, scopes = excluded.scopes, at = excluded.at",
                 (*who, client, redirect_uri, _encode(scopes), resource, time.time()),
             )
 
@@ -319,8 +321,9 @@ class ClientGrantStore:
     def list(self, user: str | None = None) -> Sequence[GrantRecord]:
         """Lists the grants that have valid tokens, of one user or of all."""
         rows = self._base.read(
-            "SELECT * FROM grants WHERE (? IS NULL OR user = ?) AND EXISTS (SELECT 1 FROM tokens "
-            "WHERE grant_id = grants.id AND expires_at > ?) ORDER BY user, created_at",
+            "SELECT * FROM grants WHERE (CAST(? AS TEXT) IS NULL OR user = ?) "
+            "AND EXISTS (SELECT 1 FROM tokens WHERE grant_id = grants.id AND expires_at > ?) "
+            "ORDER BY user, created_at",
             (user, user, time.time()),
         )
         return list(map(_grant_from_row, rows))
@@ -385,7 +388,7 @@ class ClientGrantStore:
         db.execute("DELETE FROM tokens WHERE expires_at <= ?", (now,))
         for condition, most in (
             (f"kind = '{ACCESS}'", limits.access_tokens),
-            (f"kind = '{REFRESH}' AND used_at NOT NULL", limits.used_tokens),
+            (f"kind = '{REFRESH}' AND used_at IS NOT NULL", limits.used_tokens),
         ):
             db.execute(
                 f"DELETE FROM tokens WHERE grant_id = ? AND {condition} AND id NOT IN (SELECT id "

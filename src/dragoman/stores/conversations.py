@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sqlite3
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,13 +20,20 @@ import msgspec
 
 from dragoman.core.conversations import ConversationKey
 from dragoman.core.errors import ConfigError
-from dragoman.stores.agents_db import DATABASE, MIGRATIONS
-from dragoman.stores.sqlite import BUSY_SECONDS, SqliteWriter, open_store
+from dragoman.stores.agents_db import DATABASE, TABLES
+from dragoman.stores.database import Database, Error, StorePlace, open_database
+from dragoman.stores.sqlite import BUSY_SECONDS
 
 log = logging.getLogger(__name__)
 
 Message = Mapping[str, Any]
+_KEY = "agent, principal, context"
 _WHERE = "agent = ? AND principal = ? AND context = ?"
+_SAVE = (
+    "INSERT INTO conversations (agent, principal, context, messages, size, used) "
+    f"VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT ({_KEY}) DO UPDATE SET "
+    "messages = excluded.messages, size = excluded.size, used = excluded.used"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +55,15 @@ class ConversationStoreLimits:
 class SqliteConversations:
     def __init__(
         self,
-        home: Path,
+        place: StorePlace,
         note_opened: Callable[[], None] = lambda: None,
         limits: ConversationStoreLimits | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Opens the database when it is first needed; then `note_opened` is called on the loop."""
-        self._path = home / DATABASE
+        self._place = place
+        self._path = place / DATABASE if isinstance(place, Path) else None
+        """None on a server, where other hubs store conversations too."""
         self._note_opened = note_opened
         self._limits = limits or ConversationStoreLimits()
         self._clock = clock
@@ -66,8 +74,7 @@ class SqliteConversations:
         """Whether it will be written without being asked."""
         self._lock = threading.Lock()
         """Of these two."""
-        self._db: sqlite3.Connection | None = None
-        self._writer: SqliteWriter | None = None
+        self._base: Database | None = None
         self._known: set[ConversationKey] = set()
         """Those in the database."""
         self._is_opened = False
@@ -80,10 +87,11 @@ class SqliteConversations:
         """Finds the messages of a conversation; None if there is none, or it cannot be read."""
         if (pending := self._pending.get(key)) is not None:
             return list(pending)
-        if not self._is_opened and not self._path.exists():
-            return None
-        if self._is_opened and key not in self._known:
-            return None
+        if self._path is not None:
+            if not self._is_opened and not self._path.exists():
+                return None
+            if self._is_opened and key not in self._known:
+                return None
         found: list[Message] | None = await self._submit(self._read, key)
         return found
 
@@ -120,12 +128,12 @@ class SqliteConversations:
     def _guard(self, loop: asyncio.AbstractEventLoop, work: Callable[..., Any], *args: Any) -> Any:
         """Conversations are a convenience: agents work without the store, and it is tried again."""
         try:
-            if self._db is None:
+            if self._base is None:
                 self._open()
                 loop.call_soon_threadsafe(self._note_opened)
             found = work(*args)
             self._is_failing = False
-        except (sqlite3.Error, ConfigError, msgspec.MsgspecError) as error:
+        except (Error, ConfigError, msgspec.MsgspecError) as error:
             if not self._is_failing:
                 log.error("conversations with agents cannot be stored: %s", error)
             self._is_failing = True
@@ -133,30 +141,28 @@ class SqliteConversations:
         return found
 
     def _open(self) -> None:
-        self._db = open_store(self._path, MIGRATIONS, busy_seconds=BUSY_SECONDS)
-        self._writer = SqliteWriter(self._db, self._path, BUSY_SECONDS)
+        self._base = open_database(self._place, TABLES, busy_seconds=BUSY_SECONDS)
         self._prune()
         self._is_opened = True
 
     def _read(self, key: ConversationKey) -> list[Message] | None:
-        assert self._db is not None
+        assert self._base is not None
         query = f"SELECT messages FROM conversations WHERE {_WHERE}"
-        row = self._db.execute(query, key).fetchone()
+        row = self._base.db.execute(query, key).fetchone()
         return msgspec.json.decode(row[0], type=list[Message]) if row is not None else None
 
     def _write(self) -> None:
-        assert self._db is not None and self._writer is not None
+        assert self._base is not None
         with self._lock:
             batch, self._is_due = dict(self._pending), False
         rows = []
         for key, messages in batch.items():
             data = msgspec.json.encode(messages)
             rows.append((*key, data, len(data), self._clock()))
-        with self._writer.transaction():
-            self._db.executemany(
-                "INSERT OR REPLACE INTO conversations VALUES (?, ?, ?, ?, ?, ?)", rows
-            )
-        self._known.update(batch)
+        with self._base.writer.transaction():
+            self._base.db.executemany(_SAVE, rows)
+        if self._path is not None:
+            self._known.update(batch)
         with self._lock:
             for key, messages in batch.items():
                 if self._pending.get(key) is messages:
@@ -166,30 +172,31 @@ class SqliteConversations:
             self._prune()
 
     def _prune(self) -> None:
-        assert self._db is not None and self._writer is not None
+        assert self._base is not None
         limits, self._written = self._limits, 0
         ranked = (
-            "SELECT rowid AS id, used, "
+            f"SELECT {_KEY}, used, "
             "row_number() OVER (ORDER BY used DESC) AS number, "
             "row_number() OVER (PARTITION BY agent, principal ORDER BY used DESC) AS own, "
-            "sum(size) OVER (ORDER BY used DESC, rowid) AS total FROM conversations"
+            f"sum(size) OVER (ORDER BY used DESC, {_KEY}) AS total FROM conversations"
         )
-        with self._writer.transaction():
-            self._db.execute(
-                f"DELETE FROM conversations WHERE rowid IN (SELECT id FROM ({ranked}) "
-                "WHERE used < ? OR number > ? OR own > ? OR total > ?)",
+        with self._base.writer.transaction():
+            self._base.db.execute(
+                f"DELETE FROM conversations WHERE ({_KEY}) IN (SELECT {_KEY} FROM ({ranked}) "
+                "AS ranked WHERE used < ? OR number > ? OR own > ? OR total > ?)",
                 (self._clock() - limits.seconds, limits.total, limits.of_principal, limits.size),
             )
-        rows = self._db.execute("SELECT agent, principal, context FROM conversations")
-        self._known = {ConversationKey(*row) for row in rows}
+        if self._path is not None:
+            rows = self._base.db.execute(f"SELECT {_KEY} FROM conversations")
+            self._known = {ConversationKey(*row) for row in rows}
 
     def _finish(self) -> None:
         try:
             if self._pending:
-                if self._db is None:
+                if self._base is None:
                     self._open()
                 self._write()
-        except (sqlite3.Error, ConfigError, msgspec.MsgspecError) as error:
+        except (Error, ConfigError, msgspec.MsgspecError) as error:
             log.error("conversations with agents cannot be stored: %s", error)
-        if self._db is not None:
-            self._db.close()
+        if self._base is not None:
+            self._base.close()

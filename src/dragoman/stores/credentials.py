@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import os
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from dragoman.core.ports import CredentialId
-from dragoman.stores.sqlite import LoopStore
+from dragoman.stores.database import SQLITE, LoopStore, StorePlace, StoreTables
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -35,25 +34,28 @@ CREATE TABLE credentials (
 ) STRICT, WITHOUT ROWID;
 """,
 )
+TABLES = StoreTables("credentials", DATABASE, MIGRATIONS, counted="credentials")
 _OF = "WHERE kind = ? AND account = ? AND holder = ? AND issuer = ? AND resource = ?"
 _SAVE = """
 INSERT INTO credentials VALUES (?, ?, ?, ?, ?, ?,
     (SELECT coalesce(max(number), 0) + 1 FROM credentials), ?, ?, ?)
-ON CONFLICT DO UPDATE SET saved_at = excluded.saved_at, number = excluded.number,
+ON CONFLICT (kind, account, holder, issuer, resource) DO UPDATE SET
+    saved_at = excluded.saved_at, number = excluded.number,
     scheme = excluded.scheme, nonce = excluded.nonce, value = excluded.value
 """
 
 
 class SqliteCredentials(LoopStore):
-    def __init__(self, home: Path, key: bytes) -> None:
+    def __init__(self, place: StorePlace, key: bytes) -> None:
         # The library is loaded by the hubs that store credentials, and by no others.
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
         self._cipher: AESGCM = AESGCM(key)
         # A refresh token that was replaced is void, so the new one must survive a power failure.
-        super().__init__(home / DATABASE, MIGRATIONS, durable=True)
-        # What is deleted or replaced is overwritten, although it is encrypted.
-        self._db.execute("PRAGMA secure_delete=ON")
+        super().__init__(place, TABLES, durable=True)
+        if self._base.engine == SQLITE:
+            # What is deleted or replaced is overwritten, although it is encrypted.
+            self._db.execute("PRAGMA secure_delete=ON")
 
     def load(self, id: CredentialId) -> bytes | None:
         rows = self._read(f"SELECT scheme, nonce, value FROM credentials {_OF}", _build_key(id))

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import chain
 from operator import attrgetter
-from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -35,7 +34,7 @@ from dragoman.core.principal import Principal
 from dragoman.core.redaction import select_numbers, shorten
 from dragoman.core.tool import Tool
 from dragoman.core.trace import Trace
-from dragoman.stores.sqlite import WatchedFile, open_store, transact
+from dragoman.stores.database import StorePlace, StoreTables, open_database
 
 log = logging.getLogger(__name__)
 
@@ -47,10 +46,11 @@ BUSY_SECONDS = 0.5
 MAX_FINDING = 8
 """Who look for some at once; further ones are refused."""
 
-RUNNING, COMPLETED, ASKED, FAILED_STATUS, DENIED, CANCELLED = STATUSES = (
-    "running", "completed", "asked", "failed", "denied", "cancelled",
+RUNNING, COMPLETED, ASKED, PARKED, FAILED_STATUS, DENIED, CANCELLED = STATUSES = (
+    "running", "completed", "asked", "parked", "failed", "denied", "cancelled",
 )  # fmt: skip
-"""`asked`: the agent has asked something, and the answer comes with a dispatch of its own."""
+"""`asked`: the agent has asked something, and the answer comes with a dispatch of its own; and so
+does the outcome of a task that is `parked`."""
 EXPLICIT, ROUTED = KINDS = ("explicit", "routed")
 ALL = "*"
 """Of all callers: no caller's label is this."""
@@ -74,6 +74,7 @@ ALTER TABLE dispatches ADD COLUMN work_type TEXT;
 ALTER TABLE dispatches ADD COLUMN decision TEXT;
 """,
 )
+TABLES = StoreTables("dispatches", DATABASE, MIGRATIONS)
 
 
 @dataclass(slots=True)
@@ -196,7 +197,7 @@ class DispatchFilter:
 class DispatchStore:
     """Used by the thread of the loop; its own thread is used for the database alone."""
 
-    def __init__(self, home: Path, keep: int) -> None:
+    def __init__(self, place: StorePlace, keep: int) -> None:
         self._keep = keep
         self._open: dict[str, ObservedCall] = {}
         """By the spans of their calls."""
@@ -213,11 +214,9 @@ class DispatchStore:
         """Ended, and never written."""
         self._thread = ThreadPoolExecutor(1, "dispatches")
         try:
-            opened = self._thread.submit(
-                open_store, home / DATABASE, MIGRATIONS, busy_seconds=BUSY_SECONDS
-            )
-            self._db = opened.result()
-            self._file = WatchedFile(home / DATABASE)
+            opened = self._thread.submit(open_database, place, TABLES, busy_seconds=BUSY_SECONDS)
+            self._base = opened.result()
+            self._db = self._base.db
         except BaseException:
             self._thread.shutdown()
             raise
@@ -283,8 +282,8 @@ class DispatchStore:
 
     def _insert(self, group: Sequence[ObservedCall]) -> None:
         rows = [_row(_dispatch_from_call(seen)) for seen in group]
-        self._file.check()
-        with transact(self._db):
+        self._base.check()
+        with self._base.writer.transaction():
             whole = len(rows) - len(rows) % AT_ONCE
             for start in range(0, whole, AT_ONCE):
                 values = chain.from_iterable(rows[start : start + AT_ONCE])
@@ -339,7 +338,7 @@ class DispatchStore:
         try:
             rows = await self._in_thread(lambda: self._db.execute(query, values).fetchall())
         except sqlite3.Error as error:
-            raise StorageFailed(f'"{DATABASE}" cannot be read ({error})') from error
+            raise StorageFailed(f'"{self._base.name}" cannot be read ({error})') from error
         found += [Dispatch(*row) for row in rows]
         found.sort(key=lambda one: (one.started, one.id), reverse=True)
         more = _encode_cursor(found[limit - 1]) if len(found) > limit else None
@@ -360,7 +359,7 @@ class DispatchStore:
         self.lost += len(self._unwritten)
         if self.lost:
             log.error("%d dispatches could not be written; the audit has them", self.lost)
-        await self._in_thread(self._db.close)
+        await self._in_thread(self._base.close)
         self._thread.shutdown()
 
     async def _wait_until_written(self) -> None:
@@ -414,6 +413,8 @@ def _status_from_event(event: PostVerb) -> tuple[str, int | None]:
         return FAILED_STATUS, payloads.CRASHED
     if result.failed:
         return FAILED_STATUS, payloads.FAILED
+    if result.unfinished:
+        return PARKED, None
     return ASKED if result.questions else COMPLETED, None
 
 

@@ -12,18 +12,24 @@ import hmac
 import logging
 import re
 import secrets
-import sqlite3
 import string
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from dragoman.core.errors import InvalidInput, NotFound, StorageFailed
-from dragoman.stores.sqlite import BUSY_SECONDS, WatchedFile, open_store, transact
+from dragoman.stores.database import (
+    POSTGRES,
+    Error,
+    IntegrityError,
+    StorePlace,
+    StoreTables,
+    open_database,
+)
+from dragoman.stores.sqlite import BUSY_SECONDS
 
 log = logging.getLogger(__name__)
 
@@ -50,8 +56,13 @@ MIGRATIONS = (
 )
 
 CREATE, REVOKE, REMOVE = "key.create", "key.revoke", "key.remove"
-_RECORDED_TABLE = (
+RECORDED_TABLE = (
     "CREATE TABLE IF NOT EXISTS keys_recorded (name TEXT PRIMARY KEY, revoked INT NOT NULL)"
+)
+TABLES = StoreTables("keys", DATABASE, MIGRATIONS, extra=RECORDED_TABLE, counted="keys")
+_NOTE_RECORDED = (
+    "INSERT INTO keys_recorded (name, revoked) VALUES (?, ?) "
+    "ON CONFLICT (name) DO UPDATE SET revoked = excluded.revoked"
 )
 
 RecordKey = Callable[[str, str, Mapping[str, Any]], None]
@@ -61,6 +72,8 @@ LOOK_SECONDS = 0.25
 """How long a change by another process may go unnoticed. A refresh takes some microseconds."""
 MISS_SECONDS = 0.001
 """The same for unknown keys, however many are tried: keys are used as soon as they are created."""
+SERVER_MISS_SECONDS = 0.02
+"""The same where it takes a query to a server."""
 MAX_SCOPES = 100
 """Also the limit of roles."""
 
@@ -106,12 +119,13 @@ class KeyRecord:
 
 class KeyStore:
     def __init__(
-        self, home: Path, *, busy_seconds: float = BUSY_SECONDS, had_keys: bool = False
+        self, place: StorePlace, *, busy_seconds: float = BUSY_SECONDS, had_keys: bool = False
     ) -> None:
         """`had_keys`: there were keys once, whatever the database says now."""
-        self._path = home / DATABASE
-        self._db = self.db = open_store(self._path, MIGRATIONS, busy_seconds=busy_seconds)
-        self._file = WatchedFile(self._path)
+        self.base = open_database(place, TABLES, busy_seconds=busy_seconds)
+        self._db = self.base.db
+        is_local = self.base.engine != POSTGRES
+        self._miss_seconds = MISS_SECONDS if is_local else SERVER_MISS_SECONDS
         self._by_id: dict[str, KeyRecord] = {}
         self._version = -1
         self._looked = 0.0
@@ -155,17 +169,18 @@ class KeyStore:
         lists = [msgspec.json.encode(list(each)).decode() for each in (scopes, roles)]
         row = (name, id, _hash_key(key), owner, org, *lists, target, view, now, expires_at)
         try:
-            self._db.execute(
-                "INSERT INTO keys (name, id, hash, owner, org, scopes, roles, target, view, "
-                "created_at, expires_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                row,
-            )
-        except sqlite3.IntegrityError as error:
+            with self.base.writer.transaction():
+                self._db.execute(
+                    "INSERT INTO keys (name, id, hash, owner, org, scopes, roles, target, view, "
+                    "created_at, expires_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    row,
+                )
+        except IntegrityError as error:
             raise InvalidInput(
                 f'a key named "{name}" already exists, and names of revoked keys cannot be used '
                 "again; choose another name"
             ) from error
-        except sqlite3.Error as error:
+        except Error as error:
             raise self._build_write_error(error) from error
         self._load()
         return key
@@ -173,11 +188,12 @@ class KeyStore:
     def revoke(self, name: str) -> None:
         """Revokes a key; other processes notice within a second."""
         try:
-            done = self._db.execute(
-                "UPDATE keys SET revoked_at = coalesce(revoked_at, ?) WHERE name = ?",
-                (time.time(), name),
-            )
-        except sqlite3.Error as error:
+            with self.base.writer.transaction():
+                done = self._db.execute(
+                    "UPDATE keys SET revoked_at = coalesce(revoked_at, ?) WHERE name = ?",
+                    (time.time(), name),
+                )
+        except Error as error:
             raise self._build_write_error(error) from error
         self._load()
         if done.rowcount == 0:
@@ -194,7 +210,7 @@ class KeyStore:
         self._refresh()
         record = self._by_id.get(shape[1])
         if record is None:  # it may have just been created
-            self._refresh(MISS_SECONDS)
+            self._refresh(self._miss_seconds, now=True)
             record = self._by_id.get(shape[1])
         if record is None or not hmac.compare_digest(record.hash, _hash_key(key)):
             return None
@@ -229,44 +245,42 @@ class KeyStore:
         return tuple(sorted(self._by_id.values(), key=lambda record: record.name))
 
     def close(self) -> None:
-        self._db.close()
+        self.base.close()
 
-    def _refresh(self, pause: float = LOOK_SECONDS) -> None:
-        now = time.monotonic()
-        if now - self._looked < pause:
+    def _refresh(self, pause: float = LOOK_SECONDS, *, now: bool = False) -> None:
+        at = time.monotonic()
+        if at - self._looked < pause:
             return
         try:
-            self._file.check()  # revocations in a replaced file would go unnoticed
-            changed = self._data_version() != self._version
-        except sqlite3.Error as error:
+            self.base.check()  # revocations in a replaced file would go unnoticed
+            changed = self.base.read_version(now=now) != self._version
+        except Error as error:
             raise self._build_read_error(error) from error
         if changed:
             self._load()
-        self._looked = now
+        self._looked = at
 
     def _load(self) -> None:
         try:
             # Read first: a change in between is then noticed at the next refresh.
-            version = self._data_version()
+            version = self.base.read_version()
             rows = self._db.execute(
                 "SELECT name, id, hash, owner, org, scopes, created_at, expires_at, revoked_at, "
                 "roles, target, view FROM keys"
             ).fetchall()
             self._by_id = {row[1]: _record_from_row(row) for row in rows}
             self.version += 1
-        except (sqlite3.Error, msgspec.DecodeError) as error:
+        except (Error, msgspec.DecodeError) as error:
             raise self._build_read_error(error) from error
         self._version = version
 
-    def _data_version(self) -> int:
-        version: int = self._db.execute("PRAGMA data_version").fetchone()[0]
-        return version
-
     def _build_read_error(self, error: Exception) -> StorageFailed:
-        return StorageFailed(f'keys cannot be checked: "{self._path}" cannot be read ({error})')
+        return StorageFailed(f'keys cannot be checked: "{self.base.name}" cannot be read ({error})')
 
     def _build_write_error(self, error: Exception) -> StorageFailed:
-        return StorageFailed(f'the key was not stored: "{self._path}" cannot be written ({error})')
+        return StorageFailed(
+            f'the key was not stored: "{self.base.name}" cannot be written ({error})'
+        )
 
 
 class KeyChanges:
@@ -279,6 +293,7 @@ class KeyChanges:
 
     def __init__(self, keys: KeyStore, record: RecordKey) -> None:
         self._keys = keys
+        self._is_shared = keys.base.engine == POSTGRES
         self._record = record
         self._seen = -1
         """The version of the keys that was compared last."""
@@ -291,8 +306,39 @@ class KeyChanges:
         keys = {record.name: record for record in self._keys.list()}
         if self._seen == self._keys.version and not self._unsaved:
             return
+        if self._is_shared:
+            self._record_shared(keys)
+            return
         if self._recorded is None:
             self._recorded = self._load()
+        self._record_all(keys)
+        self._save()
+
+    def _record_shared(self, keys: Mapping[str, KeyRecord]) -> None:
+        """The same where several hubs do it: each change is recorded by one of them."""
+        self._recorded = self._load()
+        seen = self._keys.version
+        if self._has_changes(keys):
+            try:
+                with self._keys.base.writer.transaction():
+                    self._recorded = self._load()  # another hub may have been faster
+                    self._record_all(keys)
+                    self._write()
+            except Error as error:
+                raise StorageFailed(
+                    f"the list of recorded keys cannot be written ({error})"
+                ) from error
+            finally:
+                self._unsaved.clear()
+        self._seen = seen
+
+    def _has_changes(self, keys: Mapping[str, KeyRecord]) -> bool:
+        assert self._recorded is not None
+        gone = any(name not in keys for name in self._recorded)
+        return gone or any(list(self._find_changes(record)) for record in keys.values())
+
+    def _record_all(self, keys: Mapping[str, KeyRecord]) -> None:
+        assert self._recorded is not None
         for name in [name for name in self._recorded if name not in keys]:
             self._record(REMOVE, name, {})
             del self._recorded[name]
@@ -303,7 +349,6 @@ class KeyChanges:
                 self._recorded[record.name] = verb == REVOKE
                 self._unsaved.add(record.name)
         self._seen = self._keys.version
-        self._save()
 
     def _find_changes(self, record: KeyRecord) -> Iterator[str]:
         assert self._recorded is not None
@@ -315,27 +360,33 @@ class KeyChanges:
 
     def _load(self) -> dict[str, bool]:
         try:
-            self._keys.db.execute(_RECORDED_TABLE)
-            rows = self._keys.db.execute("SELECT name, revoked FROM keys_recorded").fetchall()
-        except sqlite3.Error as error:
+            if not self._is_shared:
+                with self._keys.base.writer.transaction():
+                    self._keys.base.db.execute(RECORDED_TABLE)
+            rows = self._keys.base.db.execute("SELECT name, revoked FROM keys_recorded").fetchall()
+        except Error as error:
             raise StorageFailed(f"the list of recorded keys cannot be read ({error})") from error
         return {name: bool(revoked) for name, revoked in rows}
 
     def _save(self) -> None:
         """Saves the recorded keys; retried later. A hub that ends before records a change twice."""
-        if not self._unsaved or self._recorded is None:
+        if not self._unsaved:
             return
-        db, recorded = self._keys.db, self._recorded
-        gone = [(name,) for name in self._unsaved if name not in recorded]
-        there = [(name, recorded[name]) for name in self._unsaved if name in recorded]
         try:
-            with transact(db):
-                db.executemany("DELETE FROM keys_recorded WHERE name = ?", gone)
-                db.executemany("INSERT OR REPLACE INTO keys_recorded VALUES (?, ?)", there)
-        except sqlite3.Error as error:
+            with self._keys.base.writer.transaction():
+                self._write()
+        except Error as error:
             log.debug("the list of recorded keys could not be saved: %s", error)
             return
         self._unsaved.clear()
+
+    def _write(self) -> None:
+        assert self._recorded is not None
+        db, recorded = self._keys.base.db, self._recorded
+        gone = [(name,) for name in self._unsaved if name not in recorded]
+        there = [(name, recorded[name]) for name in self._unsaved if name in recorded]
+        db.executemany("DELETE FROM keys_recorded WHERE name = ?", gone)
+        db.executemany(_NOTE_RECORDED, there)
 
 
 def _check_fields(

@@ -7,15 +7,15 @@ of the same kind: losing a label must not open anything.
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 from dragoman.core.structs import asdict
 from dragoman.core.taint import LabelOrigin, Origins
 from dragoman.core.tool_identity import fold_id, fold_name
+from dragoman.stores.database import POSTGRES, LoopStore, StorePlace, StoreTables
 from dragoman.stores.pins import DATABASE, MIGRATIONS
-from dragoman.stores.sqlite import LoopStore
 
+TABLES = StoreTables("pins", DATABASE, MIGRATIONS, counted="labels")
 MAX_ROWS = 100_000
 DROPPED = 10_000
 """Rows that are dropped at once."""
@@ -24,15 +24,23 @@ _FIND = "SELECT label, tool, trace, why FROM labels WHERE key IN ({}) ORDER BY n
 
 
 class SqliteLabels(LoopStore):
-    def __init__(self, home: Path, most: int = MAX_ROWS) -> None:
+    def __init__(self, place: StorePlace, most: int = MAX_ROWS) -> None:
         folds = {"fold_name": fold_name, "fold_id": fold_id}
-        super().__init__(home / DATABASE, MIGRATIONS, folds)
+        super().__init__(place, TABLES, folds)
         self._most = most
-        self._count = int(self._read("SELECT count(*) FROM labels")[0][0])
+        self._is_shared = self._base.engine == POSTGRES
+        self._version = self.read_version() if self._is_shared else 0
+        self._count = self._read_count()
 
     @property
     def is_empty(self) -> bool:
+        if self._is_shared and (version := self.read_version()) != self._version:
+            self._count = self._read_count()
+            self._version = version
         return not self._count
+
+    def _read_count(self) -> int:
+        return int(self._read("SELECT count(*) FROM labels")[0][0])
 
     def find_labels(self, keys: list[str]) -> dict[str, LabelOrigin]:
         wanted = [*keys, *{_build_common_key(key) for key in keys}]
@@ -52,7 +60,7 @@ class SqliteLabels(LoopStore):
                 self._insert(*row)
             if self._count + len(new) > self._most:
                 self._drop_oldest()
-        self._count = int(self._read("SELECT count(*) FROM labels")[0][0])
+        self._count = self._read_count()
 
     def remove_labels(self, key: str, label: str | None) -> list[str]:
         where = "key = ?" if label is None else "key = ? AND label = ?"
@@ -76,8 +84,8 @@ class SqliteLabels(LoopStore):
     def _insert(self, key: str, label: str, origin: LabelOrigin) -> None:
         texts = (one[:MAX_TEXT] for one in (origin.tool, origin.trace, origin.why))
         self._db.execute(
-            "INSERT OR IGNORE INTO labels (key, label, tool, trace, why, at) "
-            "VALUES (?, ?, ?, ?, ?, ?)",
+            "INSERT INTO labels (key, label, tool, trace, why, at) "
+            "VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
             (key, label, *texts, time.time()),
         )
 

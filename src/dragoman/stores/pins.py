@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from dragoman.core.name_claims import Claim
 from dragoman.core.ports import Pin, PinChange, PinDecision
 from dragoman.core.tool_identity import fold_id, fold_name
-from dragoman.stores.sqlite import LoopStore
+from dragoman.stores.database import LoopStore, StorePlace, StoreTables
 
 DATABASE = "pins.db"
 MAX_DECISIONS = 100_000
@@ -76,6 +75,7 @@ CREATE TABLE labels (
 ) STRICT;
 """,
 )
+TABLES = StoreTables("pins", DATABASE, MIGRATIONS, counted="pins")
 
 _COLUMNS = (
     "target, kind, id, name, mark, approved_at, approved_by, held_mark, held_at,"
@@ -95,8 +95,8 @@ ON CONFLICT (target, kind, id) DO UPDATE SET
     held_mark = excluded.held_mark, held_at = excluded.held_at,
     rejected_at = excluded.rejected_at, rejected_by = excluded.rejected_by,
     spelling = excluded.spelling, scheme = excluded.scheme,
-    approved = coalesce(excluded.approved, approved),
-    held = CASE excluded.held_mark WHEN x'' THEN NULL ELSE coalesce(excluded.held, held) END
+    approved = coalesce(excluded.approved, pins.approved),
+    held = CASE excluded.held_mark WHEN x'' THEN NULL ELSE coalesce(excluded.held, pins.held) END
 """
 _OF_TARGET = ("pins", "pin_lists")
 _DECIDED = "at, by, action, target, kind, id, name, digest"
@@ -106,9 +106,9 @@ _OF = "WHERE target = ? AND kind = ? AND id = ?"
 
 
 class SqlitePins(LoopStore):
-    def __init__(self, home: Path) -> None:
+    def __init__(self, place: StorePlace) -> None:
         folds = {"fold_name": fold_name, "fold_id": fold_id}
-        super().__init__(home / DATABASE, MIGRATIONS, folds)
+        super().__init__(place, TABLES, folds)
         self.commits = 0
 
     def load(self, target: str | None) -> list[Pin]:
@@ -131,7 +131,11 @@ class SqlitePins(LoopStore):
         listed: tuple[str, str] | None = None,
     ) -> None:
         rows = [(*_build_row(change.pin), change.approved, change.held) for change in changes]
-        lists = [("INSERT OR IGNORE INTO pin_lists VALUES (?, ?)", [listed])] if listed else []
+        lists = (
+            [("INSERT INTO pin_lists VALUES (?, ?) ON CONFLICT DO NOTHING", [listed])]
+            if listed
+            else []
+        )
         self._write([(_SAVE, rows), *lists, *_build_decision_statements(decisions)])
 
     def load_listed_kinds(self, target: str) -> set[str]:
@@ -155,7 +159,10 @@ class SqlitePins(LoopStore):
         return [(target, kind, owner, json.loads(names)) for target, kind, owner, names in rows]
 
     def save_names(self, claims: Sequence[Claim]) -> None:
-        order = "INSERT OR REPLACE INTO listed_names VALUES (?, ?, ?, ?)"
+        order = (
+            "INSERT INTO listed_names VALUES (?, ?, ?, ?) "
+            "ON CONFLICT (target, kind, owner) DO UPDATE SET names = excluded.names"
+        )
         self._write([(order, [(*claim[:3], json.dumps(claim[3])) for claim in claims])])
 
     def release_names(self, target: str) -> None:

@@ -7,12 +7,11 @@ received: the last fifty of an agent within a few megabytes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from dragoman.stores.sqlite import LoopStore
+from dragoman.stores.database import LoopStore, StorePlace, StoreTables
 
 DATABASE = "registry.db"
 MIGRATIONS = (
@@ -42,6 +41,7 @@ MIGRATIONS = (
     ) WITHOUT ROWID;
     """,
 )
+TABLES = StoreTables("registry", DATABASE, MIGRATIONS, counted="registry")
 
 MAX_CARDS = 50
 MAX_CARD_BYTES = 4 * 1024 * 1024
@@ -49,8 +49,8 @@ MAX_CARD_BYTES = 4 * 1024 * 1024
 
 
 class RegistryStore(LoopStore):
-    def __init__(self, home: Path) -> None:
-        super().__init__(home / DATABASE, MIGRATIONS)
+    def __init__(self, place: StorePlace) -> None:
+        super().__init__(place, TABLES)
 
     def list_agents(self) -> list[dict[str, Any]]:
         """In the order of their slugs."""
@@ -82,7 +82,8 @@ class RegistryStore(LoopStore):
     def bind_credential(self, reference: str, origin: str) -> None:
         with self._transact() as db:
             db.execute(
-                "INSERT OR IGNORE INTO credential_origins VALUES (?, ?)", (reference, origin)
+                "INSERT INTO credential_origins VALUES (?, ?) ON CONFLICT DO NOTHING",
+                (reference, origin),
             )
 
     def list_bound_origins(self, reference: str) -> list[str]:

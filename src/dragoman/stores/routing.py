@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from dragoman.core.routing import OutcomeKey, OutcomeRow, RoutingDecision
-from dragoman.stores.sqlite import LoopStore
+from dragoman.stores.database import POSTGRES, SQLITE, LoopStore, StorePlace, StoreTables
 
 DATABASE = "routing.db"
 MIGRATIONS = (
@@ -28,19 +27,27 @@ CREATE TABLE decisions (
 ) STRICT;
 """,
 )
+TABLES = StoreTables("routing", DATABASE, MIGRATIONS)
 _KEY = OutcomeKey._fields
 _ROW = OutcomeRow.__struct_fields__
 _COLUMNS = ", ".join((*_KEY, *_ROW))
 _SAVE = (
-    f"INSERT OR REPLACE INTO outcomes ({_COLUMNS}) "
-    f"VALUES ({', '.join('?' * (len(_KEY) + len(_ROW)))})"
+    f"INSERT INTO outcomes ({_COLUMNS}) "
+    f"VALUES ({', '.join('?' * (len(_KEY) + len(_ROW)))}) "
+    f"ON CONFLICT ({', '.join(_KEY)}) DO UPDATE SET "
+    f"{', '.join(f'{name} = excluded.{name}' for name in _ROW)}"
 )
+_ADD_ATTEMPT = {
+    SQLITE: "UPDATE decisions SET attempts = json_insert(attempts, '$[#]', json(?)) WHERE id = ?",
+    POSTGRES: "UPDATE decisions SET attempts = (attempts::jsonb || jsonb_build_array(?::jsonb))"
+    "::text WHERE id = ?",
+}
 
 
 class SqliteRouting(LoopStore):
-    def __init__(self, home: Path, keep: int) -> None:
+    def __init__(self, place: StorePlace, keep: int) -> None:
         """`keep` is the number of decisions."""
-        super().__init__(home / DATABASE, MIGRATIONS)
+        super().__init__(place, TABLES)
         self._keep = keep
 
     def load_outcomes(self) -> list[tuple[OutcomeKey, OutcomeRow]]:
@@ -72,8 +79,7 @@ class SqliteRouting(LoopStore):
     def add_attempt(self, decision: str, attempt: Mapping[str, Any]) -> None:
         with self._transact() as db:
             db.execute(
-                "UPDATE decisions SET attempts = json_insert(attempts, '$[#]', json(?)) "
-                "WHERE id = ?",
+                _ADD_ATTEMPT[self._base.engine],
                 (msgspec.json.encode(attempt).decode(), decision),
             )
 

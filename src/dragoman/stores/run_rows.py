@@ -1,11 +1,9 @@
-"""The statements on the tables of runs and the conversion of rows, for SQLite and PostgreSQL.
-
-Statements have `?` for their values; `number_values` writes them for PostgreSQL.
-"""
+"""The statements on the tables of runs and the conversion of rows, for SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import msgspec
@@ -33,10 +31,13 @@ _LISTED = tuple(name for name in (*_FIXED, *_CHANGING) if name not in ("inputs",
 
 ADD_SOURCE = "INSERT INTO sources (digest, source) VALUES (?, ?) ON CONFLICT DO NOTHING"
 ADD_RUN = (
-    f"INSERT INTO runs ({', '.join((*_FIXED, *_CHANGING))}) "
-    f"VALUES ({', '.join('?' * (len(_FIXED) + len(_CHANGING)))}) ON CONFLICT DO NOTHING"
+    f"INSERT INTO runs ({', '.join((*_FIXED, *_CHANGING, 'hub'))}) "
+    f"VALUES ({', '.join('?' * (len(_FIXED) + len(_CHANGING) + 1))}) ON CONFLICT DO NOTHING"
 )
-SAVE_RUN = f"UPDATE runs SET {', '.join(f'{name} = ?' for name in _CHANGING)} WHERE id = ?"
+SAVE_RUN = (
+    f"UPDATE runs SET {', '.join(f'{name} = ?' for name in _CHANGING)} WHERE id = ? AND hub = ?"
+)
+"""`hub` is the hub that works on the run: what a hub writes after it lost the run has no effect."""
 SAVE_STEP = (
     "INSERT INTO steps (run, path, started_at, awaited, body) VALUES (?, ?, ?, ?, ?) "
     "ON CONFLICT (run, path) DO UPDATE SET started_at = excluded.started_at, "
@@ -49,13 +50,26 @@ COUNT_UNFINISHED = (
     "SELECT org, owner, count(*) FROM runs "
     f"WHERE state NOT IN ({', '.join('?' * len(ENDED))}) GROUP BY org, owner"
 )
-LIST_QUEUED = f"SELECT id FROM runs WHERE state = '{QUEUED}' ORDER BY seq LIMIT ?"
+_OWN = "hub IN ('', ?)"
+"""The runs that a hub may take: its own, and those that no hub works on."""
+LIST_QUEUED = f"SELECT id FROM runs WHERE state = '{QUEUED}' AND {_OWN} ORDER BY seq LIMIT ?"
 _SLEEPING = f"'{WAITING}', '{NEEDS_DECISION}'"
 LIST_WOKEN = (
     "SELECT id FROM runs WHERE wake_at > 0 AND wake_at <= ? "
-    f"AND state IN ({_SLEEPING}) ORDER BY wake_at LIMIT ?"
+    f"AND state IN ({_SLEEPING}) AND {_OWN} ORDER BY wake_at LIMIT ?"
 )
-NEXT_WAKE = f"SELECT min(wake_at) FROM runs WHERE wake_at > 0 AND state IN ({_SLEEPING})"
+NEXT_WAKE = f"SELECT min(wake_at) FROM runs WHERE wake_at > 0 AND state IN ({_SLEEPING}) AND {_OWN}"
+CLAIM = (
+    f"UPDATE runs SET hub = ? WHERE id = ? AND {_OWN} RETURNING {', '.join((*_FIXED, *_CHANGING))}"
+)
+FIND_HUB = "SELECT hub FROM runs WHERE id = ?"
+RELEASE = "UPDATE runs SET hub = '' WHERE id = ? AND hub = ?"
+RESCUE = (
+    f"UPDATE runs SET hub = '', state = CASE state WHEN '{RUNNING}' THEN '{QUEUED}' "
+    f"ELSE state END WHERE (hub = '' AND state = '{RUNNING}') OR (hub <> '' AND NOT EXISTS "
+    "(SELECT 1 FROM hubs WHERE hubs.id = runs.hub AND hubs.heir IS NULL "
+    "AND hubs.state NOT IN ('stopped', 'dead')))"
+)
 REQUEUE = f"UPDATE runs SET state = '{QUEUED}' WHERE state = '{RUNNING}'"
 LIST_AWAITING = (
     "SELECT run, path, awaited FROM steps WHERE awaited >= ? AND awaited <= ? AND awaited <> '' "
@@ -84,7 +98,7 @@ class ListQuery(NamedTuple):
     values: tuple[Any, ...]
 
 
-def build_add(run: Run, source: str) -> list[Statement]:
+def build_add(run: Run, source: str, hub: str = "") -> list[Statement]:
     origin = run.origin
     fixed = (
         run.id, run.workflow, run.digest, run.org, run.owner, origin.parent, run.created_at,
@@ -92,19 +106,19 @@ def build_add(run: Run, source: str) -> list[Statement]:
     )  # fmt: skip
     return [
         (ADD_SOURCE, (run.digest, source)),
-        (ADD_RUN, (*fixed, *_list_changing(run))),
+        (ADD_RUN, (*fixed, *_list_changing(run), hub)),
     ]
 
 
 def build_save(
-    run: Run, steps: Collection[StepRecord], children: Sequence[tuple[Run, str]]
+    run: Run, steps: Collection[StepRecord], children: Sequence[tuple[Run, str]], hub: str = ""
 ) -> list[Statement]:
-    found: list[Statement] = [(SAVE_RUN, (*_list_changing(run), run.id))]
+    found: list[Statement] = [(SAVE_RUN, (*_list_changing(run), run.id, hub))]
     for one in steps:
         awaited = one.awaited if one.state == WAITING else ""
         found.append((SAVE_STEP, (run.id, one.path, one.started_at, awaited, _dump(one))))
     for child, source in children:
-        found += build_add(child, source)
+        found += build_add(child, source, hub)
     return found
 
 
@@ -149,10 +163,12 @@ def build_range(awaited: str, most: int, after: tuple[str, str]) -> tuple[Any, .
     return awaited, last, after[0], *after, most
 
 
-def number_values(statement: str) -> str:
-    """Writes `$1`, `$2` and so on for each `?`."""
-    parts = statement.split("?")
-    return parts[0] + "".join(f"${number}{part}" for number, part in enumerate(parts[1:], 1))
+def merge_due(
+    woken: Sequence[Sequence[Any]], queued: Sequence[Sequence[Any]], most: int
+) -> list[str]:
+    """Merges the rows of LIST_WOKEN and LIST_QUEUED in turns."""
+    found = [row[0] for pair in zip_longest(queued, woken) for row in pair if row is not None]
+    return found[:most]
 
 
 def _list_changing(run: Run) -> tuple[Any, ...]:

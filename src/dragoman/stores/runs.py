@@ -1,5 +1,5 @@
 """The `RunStore` in `runs.db`. What several runs store in one turn of the event loop is one
-transaction."""
+transaction, and what they want on the disk is one sync."""
 
 from __future__ import annotations
 
@@ -11,18 +11,23 @@ from dragoman.core.background import resolve
 from dragoman.core.errors import HubError
 from dragoman.core.runs import ENDED, Run, RunFilter, StepRecord
 from dragoman.stores import run_rows as rows
-from dragoman.stores.runs_db import DATABASE, MIGRATIONS
-from dragoman.stores.sqlite import LoopStore
+from dragoman.stores.database import LoopStore
+from dragoman.stores.runs_db import DATABASE, TABLES
+from dragoman.stores.wal_sync import WalSync
 
 
 class SqliteRuns(LoopStore):
     """Used on the thread of the event loop: a transaction takes a tenth of a millisecond."""
 
-    def __init__(self, home: Path) -> None:
-        super().__init__(home / DATABASE, MIGRATIONS)
+    is_shared = False
+
+    def __init__(self, home: Path, *, durable: bool = True) -> None:
+        """Without `durable`, nothing waits for the disk."""
+        super().__init__(home, TABLES)
         self._batch: list[rows.Statement] = []
         self._stored: asyncio.Future[HubError | None] | None = None
         """Done when the batch is stored, or could not be."""
+        self._log = WalSync(home / DATABASE) if durable else None
 
     async def add(self, run: Run, source: str) -> None:
         await self._store(rows.build_add(run, source))
@@ -32,8 +37,11 @@ class SqliteRuns(LoopStore):
         run: Run,
         steps: Collection[StepRecord] = (),
         children: Sequence[tuple[Run, str]] = (),
+        is_synced: bool = False,
     ) -> None:
         await self._store(rows.build_save(run, steps, children))
+        if is_synced and self._log is not None:
+            await self._log.sync()
 
     async def find_source(self, digest: str) -> str | None:
         found = self._read(rows.FIND_SOURCE, (digest,))
@@ -42,6 +50,14 @@ class SqliteRuns(LoopStore):
     async def find(self, id: str) -> Run | None:
         found = self._read(rows.FIND_RUN, (id,))
         return rows.run_from_row(found[0]) if found else None
+
+    async def claim(self, id: str) -> Run | None:
+        return await self.find(id)
+
+    async def release(self, id: str) -> None: ...
+
+    async def rescue(self) -> int:
+        return 0
 
     async def load_steps(self, id: str) -> list[StepRecord]:
         return [rows.step_from_row(row) for row in self._read(rows.LOAD_STEPS, (id,))]
@@ -54,11 +70,11 @@ class SqliteRuns(LoopStore):
         return {(org, owner): count for org, owner, count in found}
 
     async def list_due(self, now: float, most: int) -> list[str]:
-        woken = self._read(rows.LIST_WOKEN, (now, most))
-        return [row[0] for row in (*woken, *self._read(rows.LIST_QUEUED, (most,)))][:most]
+        woken = self._read(rows.LIST_WOKEN, (now, "", most))
+        return rows.merge_due(woken, self._read(rows.LIST_QUEUED, ("", most)), most)
 
     async def find_next_wake(self) -> float:
-        return float(self._read(rows.NEXT_WAKE)[0][0] or 0.0)
+        return float(self._read(rows.NEXT_WAKE, ("",))[0][0] or 0.0)
 
     async def list_awaiting(
         self, awaited: str, most: int, after: tuple[str, str] = ("", "")
@@ -83,6 +99,8 @@ class SqliteRuns(LoopStore):
     async def aclose(self) -> None:
         self._flush()
         self.close()
+        if self._log is not None:
+            self._log.close()
 
     # --- transactions of several runs ------------------------------------------------------------
 

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from dragoman.stores.database import StoreTables
+
 DATABASE = "runs.db"
-SCHEMA = """
+MIGRATIONS = (
+    """
 CREATE TABLE sources (digest TEXT PRIMARY KEY, source TEXT NOT NULL);
 CREATE TABLE runs (
-    seq {number},
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
     id TEXT NOT NULL UNIQUE,
     workflow TEXT NOT NULL,
     digest TEXT NOT NULL,
     org TEXT NOT NULL,
     owner TEXT NOT NULL,
     parent TEXT NOT NULL,
-    created_at {time} NOT NULL,
+    created_at REAL NOT NULL,
     origin TEXT NOT NULL,
     inputs TEXT NOT NULL,
     state TEXT NOT NULL,
-    ended_at {time} NOT NULL,
-    wake_at {time} NOT NULL,
+    ended_at REAL NOT NULL,
+    wake_at REAL NOT NULL,
     problem TEXT NOT NULL,
     output TEXT NOT NULL,
     labels TEXT NOT NULL
@@ -30,11 +33,16 @@ CREATE INDEX runs_by_digest ON runs (digest);
 CREATE TABLE steps (
     run TEXT NOT NULL,
     path TEXT NOT NULL,
-    started_at {time} NOT NULL,
+    started_at REAL NOT NULL,
     awaited TEXT NOT NULL,
     body TEXT NOT NULL,
     PRIMARY KEY (run, path)
 );
 CREATE INDEX steps_by_awaited ON steps (awaited, run, path) WHERE awaited <> '';
-"""
-MIGRATIONS = (SCHEMA.format(number="INTEGER PRIMARY KEY AUTOINCREMENT", time="REAL"),)
+""",
+    """
+ALTER TABLE runs ADD COLUMN hub TEXT NOT NULL DEFAULT '';
+CREATE INDEX runs_by_hub ON runs (hub) WHERE hub <> '';
+""",
+)
+TABLES = StoreTables("runs", DATABASE, MIGRATIONS)

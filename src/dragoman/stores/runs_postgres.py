@@ -1,103 +1,142 @@
-"""The `RunStore` in a PostgreSQL database, by `[workflows] database`. Needs the extra `postgres`.
+"""The `RunStore` in a PostgreSQL database. Needs the extra `postgres`.
 
-One hub works on the runs of a database: it holds an advisory lock as long as it runs.
+A single hub holds an advisory lock as long as it runs. The hubs of a cluster share the runs: each
+run has the id of the hub that works on it, every change of the run by another hub is refused, and
+the runs of a hub that has ended are released.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
-from functools import lru_cache
 from typing import Any
 
 from dragoman.core.errors import ConfigError, StorageFailed
-from dragoman.core.runs import ENDED, Run, RunFilter, StepRecord
+from dragoman.core.runs import ENDED, Run, RunFilter, RunTaken, StepRecord
 from dragoman.core.urls import render_origin
 from dragoman.stores import run_rows as rows
-from dragoman.stores.runs_db import SCHEMA
+from dragoman.stores.postgres_sql import translate
+from dragoman.stores.runs_db import TABLES
 
-NAMESPACE = "dragoman"
-MIGRATIONS = (
-    SCHEMA.format(
-        number="BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY", time="DOUBLE PRECISION"
-    ),
-)
 LOCK = 0x647261676F6D616E
 """The key of the advisory lock: `dragoman`."""
 CONNECTIONS = 8
-CONNECT_SECONDS, COMMAND_SECONDS = 10.0, 30.0
+COMMAND_SECONDS, SHARED_SECONDS = 30.0, 2.0
+"""How long an operation may take. Where other hubs share the runs, they go on without this one."""
 
-_number = lru_cache(maxsize=256)(rows.number_values)
 
-
-async def open_postgres_runs(url: str) -> PostgresRuns:
-    """Connects, creates what is missing, and locks the runs. Raises `ConfigError`."""
+async def open_postgres_runs(
+    url: str, *, exclusive: bool = True, find_hub: Callable[[], str] | None = None
+) -> PostgresRuns:
+    """Connects, creates what is missing, and locks the runs if the database is only theirs.
+    `find_hub` returns the id of this hub in a cluster, which has another one after it was cut off.
+    Raises `ConfigError`."""
     try:
-        import asyncpg  # type: ignore[import-untyped]
+        import psycopg
     except ImportError:
         raise ConfigError(
             "[workflows] database needs another package: pip install 'dragoman-hub[postgres]'"
         ) from None
     place = render_origin(url)
-    pool: Any = None
+    pool = _Pool(url, COMMAND_SECONDS if find_hub is None else SHARED_SECONDS)
     try:
-        pool = await asyncpg.create_pool(
-            url,
-            min_size=1,
-            max_size=CONNECTIONS,
-            timeout=CONNECT_SECONDS,
-            command_timeout=COMMAND_SECONDS,
-            server_settings={"search_path": NAMESPACE, "application_name": "dragoman"},
-        )
-        lock = await pool.acquire()
-        if not await lock.fetchval("SELECT pg_try_advisory_lock($1)", LOCK):
-            await _discard(pool)
-            raise ConfigError(f'the database at "{place}" is in use by another hub')
-        await _migrate(lock, place)
-    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, ValueError) as error:
-        await _discard(pool)
+        await asyncio.to_thread(_migrate, url)
+        lock = await pool.connect()
+        if exclusive:
+            cursor = await lock.execute("SELECT pg_try_advisory_lock($1)", (LOCK,))
+            if (await cursor.fetchone()) != (True,):
+                await lock.close()
+                raise ConfigError(f'the database at "{place}" is in use by another hub')
+            pool.lock = lock
+        else:
+            pool.free.append(lock)
+    except (psycopg.Error, OSError, ValueError) as error:
         raise ConfigError(
             f'the database at "{place}" of [workflows] cannot be used: {error}'
         ) from None
-    return PostgresRuns(pool, place, (asyncpg.PostgresError, asyncpg.InterfaceError, OSError))
+    return PostgresRuns(pool, place, (psycopg.Error, OSError), find_hub)
 
 
-async def _discard(pool: Any) -> None:
-    if pool is not None:
-        pool.terminate()
+def _migrate(url: str) -> None:
+    from dragoman.stores.database import COMMAND_LIMITS
+    from dragoman.stores.postgres import PostgresServer
+
+    server = PostgresServer(url, COMMAND_LIMITS, "[workflows] database")
+    try:
+        server.open(TABLES).close()
+    finally:
+        server.close()
 
 
-async def _migrate(connection: Any, place: str) -> None:
-    async with connection.transaction():
-        await connection.execute(f"CREATE SCHEMA IF NOT EXISTS {NAMESPACE}")
-        await connection.execute("CREATE TABLE IF NOT EXISTS version (number INTEGER NOT NULL)")
-        version = await connection.fetchval("SELECT max(number) FROM version") or 0
-        if version > len(MIGRATIONS):
-            raise ConfigError(
-                f'the database at "{place}" was written by a newer dragoman: its version is '
-                f"{version}, this one supports up to {len(MIGRATIONS)}"
-            )
-        for number in range(version, len(MIGRATIONS)):
-            await connection.execute(MIGRATIONS[number])
-            await connection.execute("INSERT INTO version VALUES ($1)", number + 1)
+class _Pool:
+    def __init__(self, url: str, seconds: float) -> None:
+        self._url = url
+        self._seconds = seconds
+        self.free: list[Any] = []
+        self.lock: Any = None
+        """The connection that holds the lock."""
+        self._permits = asyncio.Semaphore(CONNECTIONS)
+
+    async def connect(self) -> Any:
+        from psycopg import AsyncRawCursor
+
+        from dragoman.stores.postgres_connections import connect_async
+
+        return await connect_async(self._url, self._seconds, cursor_factory=AsyncRawCursor)
+
+    @asynccontextmanager
+    async def take(self) -> AsyncIterator[Any]:
+        """Lends a connection; one that was lost, or whose work was interrupted, is closed."""
+        async with asyncio.timeout(self._seconds), self._permits:
+            while self.free and self.free[-1].closed:
+                self.free.pop()
+            connection = self.free.pop() if self.free else await self.connect()
+            try:
+                yield connection
+            except BaseException:
+                await connection.close()
+                raise
+            self.free.append(connection)
+
+    async def close(self) -> None:
+        for connection in (*self.free, self.lock):
+            if connection is not None:
+                await connection.close()
+        self.free.clear()
 
 
 class PostgresRuns:
-    def __init__(self, pool: Any, place: str, errors: tuple[type[Exception], ...]) -> None:
+    def __init__(
+        self,
+        pool: _Pool,
+        place: str,
+        errors: tuple[type[Exception], ...],
+        find_hub: Callable[[], str] | None,
+    ) -> None:
+        self.is_shared = find_hub is not None
+        self._find_hub = find_hub or (lambda: "")
         self._pool = pool
         self._place = place
         self._errors: tuple[type[Exception], ...] = (*errors, TimeoutError)
 
     async def add(self, run: Run, source: str) -> None:
-        await self._store(rows.build_add(run, source))
+        await self._store(rows.build_add(run, source, self._find_hub()))
 
     async def save(
         self,
         run: Run,
         steps: Collection[StepRecord] = (),
         children: Sequence[tuple[Run, str]] = (),
+        is_synced: bool = False,
     ) -> None:
-        await self._store(rows.build_save(run, steps, children))
+        """The server syncs every commit, unless its `synchronous_commit` is off."""
+        statements = rows.build_save(run, steps, children, self._find_hub())
+        async with self._transact() as connection:
+            for number, (statement, values) in enumerate(statements):
+                done = await connection.execute(translate(statement), values)
+                if not number and not done.rowcount:
+                    raise RunTaken("")
 
     async def find_source(self, digest: str) -> str | None:
         found = await self._read(rows.FIND_SOURCE, (digest,))
@@ -106,6 +145,29 @@ class PostgresRuns:
     async def find(self, id: str) -> Run | None:
         found = await self._read(rows.FIND_RUN, (id,))
         return rows.run_from_row(tuple(found[0])) if found else None
+
+    async def claim(self, id: str) -> Run | None:
+        if not self.is_shared:
+            return await self.find(id)
+        hub = self._find_hub()
+        async with self._transact() as connection:
+            cursor = await connection.execute(translate(rows.CLAIM), (hub, id, hub))
+            if (row := await cursor.fetchone()) is not None:
+                return rows.run_from_row(tuple(row))
+        found = await self._read(rows.FIND_HUB, (id,))
+        if not found:
+            return None
+        raise RunTaken(found[0][0])
+
+    async def release(self, id: str) -> None:
+        if self.is_shared:
+            await self._store([(rows.RELEASE, (id, self._find_hub()))])
+
+    async def rescue(self) -> int:
+        if not self.is_shared:
+            return 0
+        async with self._transact() as connection:
+            return int((await connection.execute(rows.RESCUE)).rowcount)
 
     async def load_steps(self, id: str) -> list[StepRecord]:
         return [rows.step_from_row(row) for row in await self._read(rows.LOAD_STEPS, (id,))]
@@ -119,12 +181,13 @@ class PostgresRuns:
         return {(org, owner): count for org, owner, count in found}
 
     async def list_due(self, now: float, most: int) -> list[str]:
-        woken = await self._read(rows.LIST_WOKEN, (now, most))
-        queued = await self._read(rows.LIST_QUEUED, (most,))
-        return [row[0] for row in (*woken, *queued)][:most]
+        hub = self._find_hub()
+        woken = await self._read(rows.LIST_WOKEN, (now, hub, most))
+        queued = await self._read(rows.LIST_QUEUED, (hub, most))
+        return rows.merge_due(woken, queued, most)
 
     async def find_next_wake(self) -> float:
-        return float((await self._read(rows.NEXT_WAKE))[0][0] or 0.0)
+        return float((await self._read(rows.NEXT_WAKE, (self._find_hub(),)))[0][0] or 0.0)
 
     async def list_awaiting(
         self, awaited: str, most: int, after: tuple[str, str] = ("", "")
@@ -133,9 +196,11 @@ class PostgresRuns:
         return [(row[0], row[1], row[2]) for row in await self._read(rows.LIST_AWAITING, values)]
 
     async def requeue_running(self) -> int:
+        if self.is_shared:
+            return await self.rescue()
         async with self._transact() as connection:
-            status = await connection.execute(rows.REQUEUE)
-        return int(status.rpartition(" ")[2])
+            done = await connection.execute(rows.REQUEUE)
+        return int(done.rowcount)
 
     async def prune(self, before: float, keep: int) -> int:
         most = rows.PRUNED_AT_ONCE
@@ -143,17 +208,19 @@ class PostgresRuns:
         if found:
             async with self._transact() as connection:
                 for statement in (rows.DELETE_STEPS, rows.DELETE_RUN):
-                    await connection.executemany(_number(statement), [tuple(row) for row in found])
+                    await connection.cursor().executemany(translate(statement), found)
                 await connection.execute(rows.DELETE_SOURCES)
         return len(found)
 
     async def aclose(self) -> None:
         with suppress(*self._errors):
-            self._pool.terminate()  # nothing is open: every method has awaited its transaction
+            await self._pool.close()
 
     async def _read(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
         try:
-            return list(await self._pool.fetch(_number(statement), *values))
+            async with self._pool.take() as connection:
+                cursor = await connection.execute(translate(statement), values)
+                return list(await cursor.fetchall())
         except self._errors as error:
             raise StorageFailed(
                 f'the database at "{self._place}" cannot be read: {error}'
@@ -162,12 +229,12 @@ class PostgresRuns:
     async def _store(self, statements: list[rows.Statement]) -> None:
         async with self._transact() as connection:
             for statement, values in statements:
-                await connection.execute(_number(statement), *values)
+                await connection.execute(translate(statement), values)
 
     @asynccontextmanager
     async def _transact(self) -> AsyncIterator[Any]:
         try:
-            async with self._pool.acquire() as connection, connection.transaction():
+            async with self._pool.take() as connection, connection.transaction():
                 yield connection
         except self._errors as error:
             raise StorageFailed(

@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from types import NoneType, TracebackType
-from typing import Any
 
-from dragoman.core.errors import ConfigError, StorageFailed
+from dragoman.core.errors import ConfigError
 
 # Values of other types than str, int and float pass through an adapter. Without a registered one,
 # `sqlite3` looks for one in each value and fails, which costs more than storing a row.
@@ -163,45 +162,6 @@ class SqliteWriter:
             _set_busy(self._db, self._busy_seconds if waits else 0)
 
 
-class LoopStore:
-    """A store that only the event loop's thread uses. Its methods raise `StorageFailed`."""
-
-    def __init__(
-        self,
-        path: Path,
-        migrations: Sequence[str],
-        functions: Mapping[str, Callable[[str], str]] | None = None,
-        *,
-        durable: bool = False,
-    ) -> None:
-        self._path = path
-        busy = LOOP_BUSY_SECONDS
-        self._db = open_store(
-            path, migrations, durable=durable, busy_seconds=busy, functions=functions
-        )
-        self._writer = SqliteWriter(self._db, path, busy)
-
-    def close(self) -> None:
-        self._db.close()
-
-    def _read(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
-        try:
-            return self._db.execute(query, values).fetchall()
-        except sqlite3.Error as error:
-            raise self._build_read_error(error) from error
-
-    @contextmanager
-    def _transact(self) -> Iterator[sqlite3.Connection]:
-        try:
-            with self._writer.transaction():
-                yield self._db
-        except sqlite3.Error as error:
-            raise StorageFailed(f'"{self._path}" cannot be written ({error})') from error
-
-    def _build_read_error(self, error: Exception) -> StorageFailed:
-        return StorageFailed(f'"{self._path}" cannot be read ({error})')
-
-
 def connect(path: Path, mode: str, seconds: float = BUSY_SECONDS) -> sqlite3.Connection:
     """Opens an existing database; `mode` is `ro` or `rw`. Waits `seconds` for a lock."""
     uri = f"{path.absolute().as_uri()}?mode={mode}"
@@ -265,14 +225,14 @@ def _migrate(db: sqlite3.Connection, migrations: Sequence[str]) -> None:
             # Checked again under the write lock: another process may have been faster.
             version: int = db.execute("PRAGMA user_version").fetchone()[0]
             if version < len(migrations):
-                for statement in _split_statements(migrations[version]):
+                for statement in split_statements(migrations[version]):
                     db.execute(statement)
                 db.execute(f"PRAGMA user_version={version + 1}")
         if version >= len(migrations):
             return
 
 
-def _split_statements(script: str) -> Iterator[str]:
+def split_statements(script: str) -> Iterator[str]:
     """Splits a script, because `executescript` would commit the open transaction."""
     statement = ""
     for line in script.splitlines(keepends=True):

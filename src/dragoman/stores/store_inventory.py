@@ -45,12 +45,17 @@ from dragoman.stores import (
 from dragoman.stores.audit import chain, journal
 from dragoman.stores.audit.chain import ChainTip
 from dragoman.stores.audit.log import SqliteAuditLog
+from dragoman.stores.database import SETTING
 from dragoman.stores.sqlite import connect, find_damage, is_damage, open_to_read, transact
 from dragoman.stores.steady_clock import SteadyClock
 
 RECORD_FILE = "stores.json"
 KEY_FILE = "hub.key"
 HOME_KEY, POLICIES, AUDIT, KEYS = "home-key", "policies", "audit", "keys"
+SERVER = "database"
+"""The PostgreSQL database of `[store] url`, which has the stores except for the audit log."""
+AS_RECORDED = "*"
+"""Stands for the id of the database that the record has: it is not compared."""
 DATABASES: Mapping[str, str] = {
     KEYS: keys.DATABASE,
     "pins": pins.DATABASE,
@@ -63,7 +68,7 @@ DATABASES: Mapping[str, str] = {
 """The stores by the names that `accept-loss` uses. Not `dispatches.db`: the audit log has the same
 calls. Not `approvals.db`: what it has is asked again. Not `runs.db`: an unknown run does nothing.
 Not `credentials.db`: without it people log in again."""
-NAMES = (*DATABASES, POLICIES, HOME_KEY)
+NAMES = (*DATABASES, SERVER, POLICIES, HOME_KEY)
 FILES = (
     *DATABASES.values(),
     dispatches.DATABASE,
@@ -91,6 +96,7 @@ MEANING: Mapping[str, str] = {
     "tasks": "without it the A2A tasks and their webhooks are unknown",
     "agents": "without it the agents' memory, tasks, schedules and conversations are unknown",
     "users": "without it users cannot sign in, and the names of removed users are unknown",
+    SERVER: "without it keys, users, pins, agents and tasks are unknown",
     POLICIES: "without it the default policies would apply, which permit more",
     HOME_KEY: "without it the hub's seals cannot be verified",
 }
@@ -157,9 +163,10 @@ class StoreSurvey:
     """Whether no version that keeps a record has used this home."""
 
 
-def survey_stores(home: Path, policies: Path) -> StoreSurvey:
-    """Checks which stores of the home are lost, without changes. Raises `ConfigError` for a damaged
-    key."""
+def survey_stores(home: Path, policies: Path, database: str | None = None) -> StoreSurvey:
+    """Checks which stores of the home are lost, without changes. `database` is the id of the
+    database of `[store] url`; None if the stores are in the home. Raises `ConfigError` for a
+    damaged key."""
     remedy = "delete it and accept the loss: dragoman stores accept-loss home-key"
     key = chain.read_key_file(home / KEY_FILE, remedy)
     databases = {name: _read_database(home / file) for name, file in DATABASES.items()}
@@ -170,7 +177,15 @@ def survey_stores(home: Path, policies: Path) -> StoreSurvey:
     ours = [record for record, ok in ((one, _has_valid_seal(two, key)) for one, two in known) if ok]
     claims = ours or [record for record, _ in known]
     record = max(claims, key=lambda one: one.number, default=HomeRecord())
+    recorded = record.stores.get(SERVER)
+    if database == AS_RECORDED:
+        database = recorded
+    if database is not None:
+        databases = {AUDIT: databases[AUDIT]}
     losses = list(_find_losses(home, policies, record, databases))
+    if recorded is not None and recorded != database:
+        how = "is missing" if database is None else "names another database than before"
+        losses.append(StoreLoss(SERVER, Path(SETTING), how))
     if known and not ours and record.stores:
         how = "is missing" if key is None else "is not the key that sealed this home's records"
         losses.append(StoreLoss(HOME_KEY, home / KEY_FILE, how))
@@ -207,7 +222,7 @@ def _find_losses_without_record(
     left = [KEY_FILE, chain.KEY, chain.HEAD, journal.JOURNAL]
     there = [name for name in left if (home / name).exists()]
     if there and not any(found.there or found.damage for found in databases.values()):
-        for name in ALWAYS:
+        for name in (name for name in ALWAYS if name in databases):
             how = f"is missing, although {there[0]} exists"
             yield StoreLoss(name, home / DATABASES[name], how)
 
@@ -231,9 +246,12 @@ def _find_rollback(path: Path, record: HomeRecord) -> str:
 class StoreInventory:
     """The record of a home that this process holds. One thread at a time writes its files."""
 
-    def __init__(self, home: Path, policies: Path) -> None:
-        """Raises `ConfigError` if a store was lost. Creates `hub.key` at the first start."""
-        found = survey_stores(home, policies)
+    def __init__(self, home: Path, policies: Path, database: str | None = None) -> None:
+        """`database` is the id of the database of `[store] url`; None if the stores are in the
+        home. Raises `ConfigError` if a store was lost. Creates `hub.key` at the first start."""
+        found = survey_stores(home, policies, database)
+        self._database = database
+        self._files = DATABASES if database is None else {AUDIT: DATABASES[AUDIT]}
         if found.losses:
             raise ConfigError(describe_losses(found.losses))
         self._home = home
@@ -254,7 +272,9 @@ class StoreInventory:
         """Adds the existing stores to the record. A store is synced to disk first: a power failure
         must not look like a lost store."""
         ids = dict(self.record.stores)
-        for name, file in DATABASES.items():
+        if self._database is not None:
+            ids[SERVER] = self._database
+        for name, file in self._files.items():
             path = self._home / file
             if not path.exists():
                 continue
@@ -301,7 +321,8 @@ class StoreInventory:
             self._noted = True
             raise
         sealed = _encode(record, self.key)
-        for name, id in record.stores.items():
+        for name in self._files.keys() & record.stores.keys():
+            id = record.stores[name]
             with contextlib.suppress(sqlite3.Error):
                 _write_copy(self._home / DATABASES[name], id, sealed)
 
@@ -330,10 +351,12 @@ def describe_losses(losses: Sequence[StoreLoss]) -> str:
     )
 
 
-def accept_losses(home: Path, policies: Path, names: Sequence[str], by: str) -> list[StoreLoss]:
+def accept_losses(
+    home: Path, policies: Path, names: Sequence[str], by: str, database: str | None = None
+) -> list[StoreLoss]:
     """Accepts losses and records them in the audit log. The process must hold the home. A damaged
     file is moved aside; a replaced file is accepted."""
-    found = survey_stores(home, policies)
+    found = survey_stores(home, policies, database)
     lost = {loss.name: loss for loss in [*_find_damaged(home), *found.losses]}
     for name in names:
         if name not in lost:
@@ -353,14 +376,14 @@ def accept_losses(home: Path, policies: Path, names: Sequence[str], by: str) -> 
         key = os.urandom(32)
         write_private(home / KEY_FILE, key)
     accepted = [lost[name] for name in dict.fromkeys(names)]
-    ids = dict(record.stores)
+    ids = {name: id for name, id in record.stores.items() if name != SERVER or name not in names}
     for name in (name for name in names if name in DATABASES):
         ids.pop(name, None)
         _set_aside(home / DATABASES[name], found.databases[name])
     _record_losses(home, accepted, by, record if AUDIT in names else None)
-    for name, file in DATABASES.items():
-        if name not in ids and (home / file).exists():
-            ids[name] = assign_id(home / file)
+    for name in found.databases:
+        if name not in ids and (home / DATABASES[name]).exists():
+            ids[name] = assign_id(home / DATABASES[name])
     after = msgspec.structs.replace(
         record,
         number=record.number + 1,

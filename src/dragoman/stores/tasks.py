@@ -6,10 +6,11 @@ statements of a save grow with the number of tasks, not of events. Does not know
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
+from time import time
 from typing import Any, TypeVar
 
 import msgspec
@@ -20,7 +21,18 @@ from dragoman.core.principal import Principal
 from dragoman.core.structs import Struct, asdict
 from dragoman.core.task_registry import VolatileTaskStore
 from dragoman.core.tasks import Entry
-from dragoman.stores.sqlite import LOOP_BUSY_SECONDS, SqliteWriter, describe_remedy, open_store
+from dragoman.stores.database import (
+    POSTGRES,
+    DataError,
+    Error,
+    IntegrityError,
+    OperationalError,
+    Statement,
+    StorePlace,
+    StoreTables,
+    open_database,
+)
+from dragoman.stores.sqlite import describe_remedy
 
 DATABASE = "tasks.db"
 MAX_DEPTH = 100
@@ -51,24 +63,73 @@ CREATE TABLE pushes (
     PRIMARY KEY (task, id)
 ) STRICT, WITHOUT ROWID;
 """,
+    # The hub that owns the task, where several share the database.
+    """
+ALTER TABLE tasks ADD COLUMN hub TEXT NOT NULL DEFAULT '';
+CREATE INDEX tasks_by_id ON tasks (id) WHERE hub != '';
+CREATE INDEX tasks_by_hub ON tasks (hub) WHERE hub != '';
+""",
+    # The idempotency keys of messages, where several hubs share the database.
+    """
+CREATE TABLE task_keys (
+    kind TEXT NOT NULL, owner TEXT NOT NULL, org TEXT NOT NULL,
+    key TEXT NOT NULL, id TEXT NOT NULL, at REAL NOT NULL,
+    PRIMARY KEY (kind, owner, org, key)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX task_keys_by_time ON task_keys (at);
+""",
 )
+TABLES = StoreTables("tasks", DATABASE, MIGRATIONS)
+KEY_SECONDS = 8 * 86_400.0
+"""How long an idempotency key is known to other hubs."""
+CLAIM_SECONDS = 10.0
+"""How long a task may take to be stored after its key was claimed."""
+TAKEN_AT_ONCE = 1_000
+"""Tasks of another hub that are taken over in one transaction."""
+LOAD_SECONDS = 60.0
+"""How long a server may take to load the tasks at the start."""
 
 _INSERT = (
     "INSERT INTO tasks (kind, owner, org, id, state, created, updated, about)"
     " VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 )
+_INSERT_OWNED = (
+    "INSERT INTO tasks (kind, owner, org, id, state, created, updated, about, hub)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
 _UPDATE = "UPDATE tasks SET state = ?, updated = ?, about = ? WHERE key = ?"
 _LOG = "INSERT INTO task_log (task, first, count, body) VALUES (?, ?, ?, ?)"
+_LOG_OF_NEW = "INSERT INTO task_log (task, first, count, body) VALUES (lastval(), ?, ?, ?)"
+"""On PostgreSQL: of the task that was inserted before."""
+_STILL_OWNED = (
+    "SELECT 1 / CASE WHEN count(*) = ? THEN 1 ELSE 0 END FROM "
+    "(SELECT key FROM tasks WHERE key = ANY(?) AND hub = ? ORDER BY key FOR UPDATE) AS held"
+)
+"""Fails, and with it the transaction, if other hubs have taken over some of the tasks. Until the
+transaction ends, they cannot take over the others."""
+_TABLES = (("tasks", "key"), ("task_log", "task"), ("pushes", "task"))
 _LOAD = """
 SELECT t.key, t.id, t.kind, t.owner, t.org, t.state, t.created, t.updated, t.about,
-       total(l.count), total(length(l.body))
-FROM tasks t LEFT JOIN task_log l ON l.task = t.key GROUP BY t.key ORDER BY t.key
+       coalesce(sum(l.count), 0), coalesce(sum(length(l.body)), 0)
+FROM tasks t LEFT JOIN task_log l ON l.task = t.key {} GROUP BY t.key ORDER BY t.key
 """
 _ENTRIES = "SELECT body FROM task_log WHERE task = ? AND first + count - 1 > ? ORDER BY first"
 _PUSH = (
-    "INSERT OR REPLACE INTO pushes (task, id, config, cursor, attempts, next_at, dead)"
-    " VALUES (?, ?, ?, ?, ?, ?, ?)"
+    "INSERT INTO pushes (task, id, config, cursor, attempts, next_at, dead)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (task, id) DO UPDATE SET config = excluded.config,"
+    " cursor = excluded.cursor, attempts = excluded.attempts, next_at = excluded.next_at,"
+    " dead = excluded.dead"
 )
+_CLAIM = """
+INSERT INTO task_keys AS held (kind, owner, org, key, id, at) VALUES (?, ?, ?, ?, ?, ?)
+ON CONFLICT (kind, owner, org, key) DO UPDATE SET id = excluded.id, at = excluded.at
+WHERE held.at < ? AND NOT EXISTS (
+    SELECT 1 FROM tasks t
+    WHERE t.id = held.id AND t.kind = held.kind AND t.owner = held.owner AND t.org = held.org
+) RETURNING id
+"""
+_CLAIMED = "SELECT id FROM task_keys WHERE kind = ? AND owner = ? AND org = ? AND key = ?"
+_PUSHES = "SELECT task, id, config, cursor, attempts, next_at, dead FROM pushes"
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
@@ -117,6 +178,20 @@ def _render_text(value: Any) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
+def _build_removal(encoded: Sequence[tuple[TaskChange, bytes, Pieces]]) -> Iterator[Statement]:
+    """Removes what an earlier attempt to save the same changes may have stored."""
+    for change, _, pieces in encoded:
+        if change.key and pieces:
+            order = "DELETE FROM task_log WHERE task = ? AND first >= ?"
+            yield order, (change.key, pieces[0][0])
+        elif not change.key:
+            owner = change.owner
+            same = "id = ? AND created = ? AND kind = ? AND owner = ? AND org = ?"
+            values = (change.id, change.created, owner.kind, owner.id, owner.org)
+            yield f"DELETE FROM task_log WHERE task IN (SELECT key FROM tasks WHERE {same})", values
+            yield f"DELETE FROM tasks WHERE {same}", values
+
+
 def _decode_pieces(pieces: Iterable[bytes], after: int, most: int | None) -> list[Entry]:
     """The entries after that number, of as many pieces as it takes to reach `most` bytes."""
     found: list[Entry] = []
@@ -130,26 +205,127 @@ def _decode_pieces(pieces: Iterable[bytes], after: int, most: int | None) -> lis
 
 
 class SqliteTaskStore:
-    """A `TaskStore` in `tasks.db` of the hub's home. Only the thread of the event loop uses it."""
+    """A `TaskStore` in `tasks.db` of the hub's home, or on a server. Only the thread of the event
+    loop uses it."""
 
-    def __init__(self, home: Path, *, durable: bool = False) -> None:
-        self._path = home / DATABASE
-        busy = LOOP_BUSY_SECONDS
-        self._db = open_store(self._path, MIGRATIONS, durable=durable, busy_seconds=busy)
-        self._writer = SqliteWriter(self._db, self._path, busy)
+    def __init__(self, place: StorePlace, *, durable: bool = False, hub: str = "") -> None:
+        """`hub` owns the tasks that are stored, where several hubs share the database: others do
+        not load them, and nothing is stored of tasks that others have taken over."""
+        self._base = open_database(place, TABLES, durable=durable)
+        self._db, self._writer = self._base.db, self._base.writer
+        self._insert = _INSERT_OWNED if hub else _INSERT
+        self._taken: set[int] = set()
+        """The tasks that were taken over, or were about to be when the database failed."""
+        self.rename_hub(hub)
         self._deleted: list[int] = []
         """Deleted, but still in the database."""
+        self._is_unsure = False
+        """Whether a server may have stored the last save, although its answer was lost."""
         self.statements = 0
 
+    def rename_hub(self, hub: str) -> None:
+        self._hub = hub
+        self._more = (hub,) if hub else ()
+        self._taken.clear()
+
     def load(self) -> list[StoredTask]:
+        """Loads the tasks of this hub, which takes those of no hub."""
+        if self._hub:
+            self._take("")
+        return self._load()
+
+    def find_hub(self, owner: Principal, id: str) -> str | None:
+        """Finds the hub that owns a task; None if there is no such task."""
+        rows = self._read(
+            lambda: self._db.execute(
+                "SELECT hub FROM tasks WHERE id = ? AND hub != '' AND kind = ? AND owner = ? "
+                "AND org = ? ORDER BY key DESC LIMIT 1",
+                (id, owner.kind, owner.id, owner.org),
+            ).fetchall()
+        )
+        return str(rows[0][0]) if rows else None
+
+    def take_over(self, hub: str) -> list[StoredTask]:
+        """Takes over the tasks of a hub that has ended; each task goes to one hub. Returns them,
+        with those of earlier calls: one that failed may have taken them over, too."""
+        keys = "SELECT key FROM tasks WHERE hub = ?"
+        rows = self._read(lambda: self._db.execute(keys, (hub,)).fetchall())
+        self._taken.update(key for (key,) in rows)
+        while taken := self._take(hub, TAKEN_AT_ONCE):
+            self._taken |= taken
+        found: list[StoredTask] = []
+        wanted = sorted(self._taken)
+        for at in range(0, len(wanted), TAKEN_AT_ONCE):
+            # Within the usual time, as the event loop waits for it.
+            values = (self._hub, wanted[at : at + TAKEN_AT_ONCE])
+            found += self._load_where("WHERE t.hub = ? AND t.key = ANY(?)", values)
+        return found
+
+    def load_elsewhere(self, owner: Principal) -> list[StoredTask]:
+        if not self._hub:
+            return []
+        where = "WHERE t.hub != ? AND t.kind = ? AND t.owner = ? AND t.org = ?"
+        return self._load_where(where, (self._hub, owner.kind, owner.id, owner.org))
+
+    def claim_key(self, owner: Principal, key: str, id: str) -> str:
+        if not self._hub:
+            return id
+        who, now = (owner.kind, owner.id, owner.org), time()
+        try:
+            with self._writer.transaction():
+                self._db.execute("DELETE FROM task_keys WHERE at < ?", (now - KEY_SECONDS,))
+                # A claim that is being made elsewhere has no task yet, for a moment.
+                rows = self._db.execute(
+                    _CLAIM, (*who, key, id, now, now - CLAIM_SECONDS)
+                ).fetchall()
+                if rows:
+                    return id
+                held = self._db.execute(_CLAIMED, (*who, key)).fetchone()
+        except Error as error:
+            raise StorageFailed(f"the task cannot be stored ({error}); see {self._name}") from error
+        return str(held[0]) if held else id
+
+    def _take(self, hub: str, most: int | None = None) -> set[int]:
+        statement, values = "UPDATE tasks SET hub = ? WHERE hub = ?", [self._hub, hub]
+        if most is not None:
+            statement += f" AND key IN (SELECT key FROM tasks WHERE hub = ? LIMIT {most})"
+            values.append(hub)
+        try:
+            with self._writer.transaction():
+                rows = self._db.execute(f"{statement} RETURNING key", values).fetchall()
+        except Error as error:
+            raise StorageFailed(
+                f"the tasks of another hub cannot be taken over ({error}); see {self._name}"
+            ) from error
+        return {key for (key,) in rows}
+
+    def _load(self) -> list[StoredTask]:
+        where = "WHERE t.hub = ?" if self._base.engine == POSTGRES else ""
+        with self._allow():
+            return self._load_where(where, (self._hub,) if where else ())
+
+    def _load_where(self, where: str, values: tuple[Any, ...]) -> list[StoredTask]:
         return self._read(lambda: [
             StoredTask(
                 key, id, Principal(kind, owner, org), state, created, updated, _decode(about),
                 int(count), int(size),
             )
             for key, id, kind, owner, org, state, created, updated, about, count, size
-            in self._db.execute(_LOAD)
+            in self._db.execute(_LOAD.format(where), values)
         ])  # fmt: skip
+
+    @contextmanager
+    def _allow(self) -> Iterator[None]:
+        try:
+            with self._base.allow(LOAD_SECONDS):
+                yield
+        except Error as error:
+            raise ConfigError(f'"{self._name}" cannot be read ({error})') from error
+
+    @property
+    def _name(self) -> str:
+        """For messages: the name of the file, or the address of the server."""
+        return DATABASE if self._base.engine != POSTGRES else self._base.name
 
     def load_entries(self, key: int, after: int = 0, most: int | None = None) -> list[Entry]:
         def read() -> list[Entry]:
@@ -161,10 +337,9 @@ class SqliteTaskStore:
     def _read(self, read: Callable[[], T]) -> T:
         try:
             return read()
-        except (sqlite3.Error, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise ConfigError(
-                f'"{self._path.name}" cannot be read ({error}); {describe_remedy(self._path)}'
-            ) from error
+        except (Error, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            remedy = f"; {describe_remedy(Path(DATABASE))}" if self._name == DATABASE else ""
+            raise ConfigError(f'"{self._name}" cannot be read ({error}){remedy}') from error
 
     def save(self, changes: Sequence[TaskChange]) -> list[tuple[int, int]]:
         encoded = [
@@ -172,29 +347,74 @@ class SqliteTaskStore:
             for change in changes
         ]
         try:
+            if self._base.engine == POSTGRES:
+                return self._save_together(encoded)
             with self._writer.transaction():
                 self.statements += 2
                 if self._deleted:
                     self._delete()
                 saved = [self._change(*one) for one in encoded]
-        except (sqlite3.Error, OverflowError) as error:
-            raise StorageFailed(
-                f"the task cannot be stored ({error}); see {self._path.name}"
-            ) from error
+        except (Error, OverflowError) as error:
+            raise StorageFailed(f"the task cannot be stored ({error}); see {self._name}") from error
         self._deleted.clear()
         return saved
+
+    def _save_together(
+        self, encoded: Sequence[tuple[TaskChange, bytes, Pieces]]
+    ) -> list[tuple[int, int]]:
+        """Saves in one round trip to the server."""
+        statements: list[Statement] = []
+        if self._deleted:
+            for table, column in _TABLES:
+                order = f"DELETE FROM {table} WHERE {column} = ANY(?)"
+                statements.append((order, (list(self._deleted),)))
+        known = [change.key for change, _, _ in encoded if change.key]
+        if self._hub and known:
+            statements.append((_STILL_OWNED, (len(set(known)), known, self._hub)))
+        if self._is_unsure:
+            statements += _build_removal(encoded)
+        inserted: dict[int, int] = {}
+        for number, (change, about, pieces) in enumerate(encoded):
+            if change.key:
+                values = (change.state, change.updated, about, change.key)
+                statements.append((_UPDATE, values))
+                statements += [(_LOG, (change.key, *piece)) for piece in pieces]
+            else:
+                inserted[number] = len(statements)
+                statements.append((f"{self._insert} RETURNING key", self._build_row(change, about)))
+                statements += [(_LOG_OF_NEW, piece) for piece in pieces]
+        try:
+            done = self._base.run(statements) if statements else []
+        except IntegrityError:
+            raise
+        except DataError as error:
+            owned = "another hub has taken the task over" if "zero" in str(error) else error
+            raise OperationalError(str(owned)) from error
+        except Error:
+            self._is_unsure = True
+            raise
+        self._is_unsure = False
+        self.statements += len(statements) + 2
+        self._deleted.clear()
+        keys = {number: int(done[at].fetchone()[0]) for number, at in inserted.items()}
+        return [
+            (change.key or keys[number], sum(len(body) for _, _, body in pieces))
+            for number, (change, _, pieces) in enumerate(encoded)
+        ]
+
+    def _build_row(self, change: TaskChange, about: bytes) -> tuple[Any, ...]:
+        owner = change.owner
+        return (
+            owner.kind, owner.id, owner.org, change.id, change.state, change.created,
+            change.updated, about, *self._more,
+        )  # fmt: skip
 
     def _change(self, change: TaskChange, about: bytes, pieces: Pieces) -> tuple[int, int]:
         db, key = self._db, change.key
         if key:
             db.execute(_UPDATE, (change.state, change.updated, about, key))
         else:
-            owner = change.owner
-            row = (
-                owner.kind, owner.id, owner.org, change.id, change.state, change.created,
-                change.updated, about,
-            )  # fmt: skip
-            key = db.execute(_INSERT, row).lastrowid or 0
+            key = self._base.insert(self._insert, self._build_row(change, about), "key")
         self.statements += 1
         for piece in pieces:
             db.execute(_LOG, (key, *piece))
@@ -203,18 +423,22 @@ class SqliteTaskStore:
 
     def delete(self, key: int) -> None:
         self._deleted.append(key)
+        self._taken.discard(key)
 
     def _delete(self) -> None:
         keys = [(key,) for key in self._deleted]
-        for table, column in (("tasks", "key"), ("task_log", "task"), ("pushes", "task")):
+        for table, column in _TABLES:
             self._db.executemany(f"DELETE FROM {table} WHERE {column} = ?", keys)
             self.statements += len(keys)
 
     def load_pushes(self) -> list[StoredPush]:
-        query = "SELECT task, id, config, cursor, attempts, next_at, dead FROM pushes"
+        query, values = _PUSHES, list[str]()
+        if self._base.engine == POSTGRES:
+            query += " WHERE task IN (SELECT key FROM tasks WHERE hub = ?)"
+            values.append(self._hub)
         return self._read(lambda: [
             StoredPush(task, id, _decode(config), *state)
-            for task, id, config, *state in self._db.execute(query)
+            for task, id, config, *state in self._db.execute(query, values)
         ])  # fmt: skip
 
     def save_push(self, push: StoredPush) -> None:
@@ -232,15 +456,15 @@ class SqliteTaskStore:
             with self._writer.transaction():
                 self._db.execute(statement, values)
             self.statements += 1
-        except (sqlite3.Error, OverflowError) as error:
-            raise StorageFailed(f"it cannot be stored ({error}); see {self._path.name}") from error
+        except (Error, OverflowError) as error:
+            raise StorageFailed(f"it cannot be stored ({error}); see {self._name}") from error
 
     def close(self) -> None:
         try:
             if self._deleted:
                 self.save(())
         finally:
-            self._db.close()
+            self._base.close()
 
 
 class MemoryTaskStore(VolatileTaskStore):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 
 from dragoman.core.triggers import ScheduleState
-from dragoman.stores.sqlite import LoopStore
+from dragoman.stores.database import LoopStore, StorePlace, StoreTables
 
 DATABASE = "triggers.db"
 MIGRATIONS = (
@@ -20,13 +19,17 @@ CREATE TABLE deliveries (
 ) STRICT;
 """,
 )
+TABLES = StoreTables("triggers", DATABASE, MIGRATIONS, {"schedules": "trigger_schedules"})
 MAX_DELIVERIES = 100_000
 _COLUMNS = ScheduleState.__struct_fields__
+_OR_UPDATE = "ON CONFLICT (id) DO UPDATE SET " + ", ".join(
+    f"{name} = excluded.{name}" for name in _COLUMNS if name != "id"
+)
 
 
 class SqliteTriggers(LoopStore):
-    def __init__(self, home: Path, max_deliveries: int = MAX_DELIVERIES) -> None:
-        super().__init__(home / DATABASE, MIGRATIONS)
+    def __init__(self, place: StorePlace, max_deliveries: int = MAX_DELIVERIES) -> None:
+        super().__init__(place, TABLES)
         self._max_deliveries = max_deliveries
 
     def load_schedules(self) -> list[ScheduleState]:
@@ -37,7 +40,7 @@ class SqliteTriggers(LoopStore):
         marks = ", ".join("?" * len(_COLUMNS))
         with self._transact() as db:
             db.execute(
-                f"INSERT OR REPLACE INTO schedules ({', '.join(_COLUMNS)}) VALUES ({marks})",
+                f"INSERT INTO schedules ({', '.join(_COLUMNS)}) VALUES ({marks}) {_OR_UPDATE}",
                 [getattr(state, name) for name in _COLUMNS],
             )
 
@@ -50,7 +53,10 @@ class SqliteTriggers(LoopStore):
 
     def add_delivery(self, id: str, at: float) -> None:
         with self._transact() as db:
-            db.execute("INSERT OR IGNORE INTO deliveries (id, at) VALUES (?, ?)", (id, at))
+            db.execute(
+                "INSERT INTO deliveries (id, at) VALUES (?, ?) ON CONFLICT (id) DO NOTHING",
+                (id, at),
+            )
             db.execute(
                 "DELETE FROM deliveries WHERE seq <= (SELECT max(seq) FROM deliveries) - ?",
                 (self._max_deliveries,),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from dragoman.core.structs import asdict
 from dragoman.core.usage import UsageEntry, find_day
-from dragoman.stores.sqlite import LoopStore
+from dragoman.stores.database import POSTGRES, LoopStore, StorePlace, StoreTables
 
 DATABASE = "usage.db"
 MIGRATIONS = (
@@ -25,6 +25,7 @@ CREATE INDEX usage_by_time ON usage (at);
 """,
     "ALTER TABLE usage ADD COLUMN ancestors TEXT NOT NULL DEFAULT ''",
 )
+TABLES = StoreTables("usage", DATABASE, MIGRATIONS)
 COLUMNS = (
     "at", "day", "agent", "principal", "origin", "trace", "model", "model_calls", "tool_calls",
     "input_tokens", "output_tokens", "cost", "seconds", "ancestors",
@@ -36,14 +37,19 @@ MAX_ROWS = 500_000
 MAX_GROUPS = 1_000
 PRUNE_EVERY = 1_000
 MAX_NAME = 200
+FRESH_SECONDS = 1.0
+"""How long other hubs' usage may be missing from the sums of today."""
 _INSERT = f"INSERT INTO usage ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))})"
 
 
 class SqliteUsage(LoopStore):
-    def __init__(self, home: Path) -> None:
-        super().__init__(home / DATABASE, MIGRATIONS)
+    def __init__(self, place: StorePlace) -> None:
+        super().__init__(place, TABLES)
         self._today: tuple[str, dict[tuple[str, str], tuple[int, float]]] = ("", {})
         """The day, and the tokens and cost of it that were asked for."""
+        self._read_at = 0.0
+        is_shared = self._base.engine == POSTGRES
+        self._fresh_seconds = FRESH_SECONDS if is_shared else float("inf")
         self._written = 0
 
     def record(self, entry: UsageEntry) -> None:
@@ -71,8 +77,10 @@ class SqliteUsage(LoopStore):
 
     def find_today(self, field: str, name: str, now: float) -> tuple[int, float]:
         day, name = find_day(now), name[:MAX_NAME]
-        if self._today[0] != day or len(self._today[1]) > MAX_GROUPS:
+        is_stale = time.monotonic() - self._read_at > self._fresh_seconds
+        if self._today[0] != day or len(self._today[1]) > MAX_GROUPS or is_stale:
             self._today = day, {}
+            self._read_at = time.monotonic()
         known = self._today[1]
         if (field, name) not in known:
             assert field in GROUPS

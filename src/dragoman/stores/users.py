@@ -11,18 +11,24 @@ import difflib
 import hashlib
 import re
 import secrets
-import sqlite3
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from dragoman.core.errors import InvalidInput, NotFound, StorageFailed
 from dragoman.core.users import Passkey, SessionRecord, UserRecord
-from dragoman.stores.sqlite import BUSY_SECONDS, SqliteWriter, WatchedFile, open_store
+from dragoman.stores.database import (
+    DatabaseConnection,
+    Error,
+    IntegrityError,
+    StorePlace,
+    StoreTables,
+    open_database,
+)
+from dragoman.stores.sqlite import BUSY_SECONDS
 
 DATABASE = "users.db"
 MIGRATIONS = (
@@ -119,6 +125,14 @@ MIGRATIONS = (
     );
     """,
 )
+TABLES = StoreTables(
+    "users",
+    DATABASE,
+    MIGRATIONS,
+    # In PostgreSQL, `user` is the role of the connection.
+    {"changes": "user_changes", "user": '"user"'},
+    counted="users",
+)
 
 ADD, CHANGE, REMOVE = "user.add", "user.change", "user.remove"
 SIGN_IN, SIGN_OUT = "user.sign_in", "user.sign_out"
@@ -149,11 +163,9 @@ _COLUMNS = (
 class UsersDatabase:
     """The connection that the stores in `users.db` share, and its changes by other processes."""
 
-    def __init__(self, home: Path, *, busy_seconds: float = BUSY_SECONDS) -> None:
-        self.path = home / DATABASE
-        self.db = open_store(self.path, MIGRATIONS, busy_seconds=busy_seconds)
-        self._writer = SqliteWriter(self.db, self.path, busy_seconds)
-        self._file = WatchedFile(self.path)
+    def __init__(self, place: StorePlace, *, busy_seconds: float = BUSY_SECONDS) -> None:
+        self._base = open_database(place, TABLES, busy_seconds=busy_seconds)
+        self.db, self._writer = self._base.db, self._base.writer
         self._data_version = self._read_version()
         self._looked = time.monotonic()
         self.version = 0
@@ -162,18 +174,18 @@ class UsersDatabase:
     def read(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
         try:
             return self.db.execute(query, values).fetchall()
-        except sqlite3.Error as error:
+        except Error as error:
             raise self._build_error("read", error) from error
 
     @contextmanager
-    def transact(self) -> Iterator[sqlite3.Connection]:
-        """Raises `StorageFailed`; a constraint that is not met stays a `sqlite3.IntegrityError`."""
+    def transact(self) -> Iterator[DatabaseConnection]:
+        """Raises `StorageFailed`; a constraint that is not met stays an `IntegrityError`."""
         try:
             with self._writer.transaction():
                 yield self.db
-        except sqlite3.IntegrityError:
+        except IntegrityError:
             raise
-        except sqlite3.Error as error:
+        except Error as error:
             raise self._build_error("written", error) from error
 
     def note_revoked(self) -> None:
@@ -185,24 +197,28 @@ class UsersDatabase:
         if now - self._looked < pause:
             return
         try:
-            self._file.check()  # revocations in a replaced file would go unnoticed
-        except sqlite3.Error as error:
+            self._base.check()  # revocations in a replaced file would go unnoticed
+            version = self._base.read_version(now=False)
+        except Error as error:
             raise self._build_error("read", error) from error
-        version = self._read_version()
         if version != self._data_version:
             self._data_version = version
             self.version += 1
         self._looked = now
 
     def _read_version(self) -> int:
-        version: int = self.read("PRAGMA data_version")[0][0]
-        return version
+        try:
+            return self._base.read_version()
+        except Error as error:
+            raise self._build_error("read", error) from error
 
     def _build_error(self, how: str, error: Exception) -> StorageFailed:
-        return StorageFailed(f'users cannot be checked: "{self.path}" cannot be {how} ({error})')
+        return StorageFailed(
+            f'users cannot be checked: "{self._base.name}" cannot be {how} ({error})'
+        )
 
     def close(self) -> None:
-        self.db.close()
+        self._base.close()
 
 
 class UserStore:
@@ -236,16 +252,18 @@ class UserStore:
         try:
             with self._base.transact() as db:
                 if restore:
-                    db.execute("DELETE FROM users WHERE name = ? AND removed_at NOT NULL", (name,))
+                    db.execute(
+                        "DELETE FROM users WHERE name = ? AND removed_at IS NOT NULL", (name,)
+                    )
                 db.execute(
                     "INSERT INTO users (name, org, roles, scopes, password, subject, handle, "
                     "created_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                     row,
                 )
                 note_change(db, ADD, name, {"org": org, "roles": list(roles), "by": by})
-        except sqlite3.IntegrityError as error:
+        except IntegrityError as error:
             removed = self._base.read(
-                "SELECT 1 FROM users WHERE name = ? AND removed_at NOT NULL", (name,)
+                "SELECT 1 FROM users WHERE name = ? AND removed_at IS NOT NULL", (name,)
             )
             hint = "choose another name"
             if removed:
@@ -307,7 +325,7 @@ class UserStore:
                 )
                 if done.rowcount:
                     note_change(db, CHANGE, name, {"what": "identity"})
-        except sqlite3.IntegrityError:
+        except IntegrityError:
             raise InvalidInput("this identity belongs to another user") from None
         if done.rowcount == 0:
             raise InvalidInput(f'the user "{name}" signs in differently')
@@ -386,7 +404,7 @@ class UserStore:
                     (id, user, public_key, sign_count, time.time()),
                 )
                 note_change(db, CHANGE, user, {"what": "passkey"})
-        except sqlite3.IntegrityError:
+        except IntegrityError:
             raise InvalidInput("this passkey is already in use") from None
 
     def find_passkey(self, id: bytes) -> Passkey | None:
@@ -461,17 +479,19 @@ class UserStore:
 
     # --- the record of changes -------------------------------------------------------------------
 
-    def take_changes(self, most: int) -> Sequence[tuple[int, str, str, Mapping[str, Any]]]:
-        """Returns the oldest changes that the hub has not recorded yet."""
-        rows = self._base.read(
-            "SELECT number, verb, name, details FROM changes ORDER BY number LIMIT ?", (most,)
-        )
-        return [(*row[:3], msgspec.json.decode(row[3])) for row in rows]
-
-    def forget_changes(self, number: int) -> None:
-        """Forgets the changes up to `number`, which are recorded."""
+    def record_next(self, record: Callable[[str, str, Mapping[str, Any]], None]) -> bool:
+        """Has the oldest change recorded, by one of the hubs that share the users, and forgets it.
+        Returns whether there was one."""
+        oldest = "SELECT number, verb, name, details FROM changes ORDER BY number LIMIT 1"
+        if not self._base.read(oldest):
+            return False
         with self._base.transact() as db:
-            db.execute("DELETE FROM changes WHERE number <= ?", (number,))
+            row = db.execute(oldest).fetchone()
+            if row is None:  # another hub was faster
+                return False
+            record(row[1], row[2], msgspec.json.decode(row[3]))
+            db.execute("DELETE FROM changes WHERE number = ?", (row[0],))
+        return True
 
 
 def fold_name(name: str) -> str:
@@ -484,7 +504,7 @@ def hash_secret(text: str) -> bytes:
     return hashlib.sha256(text.encode()).digest()
 
 
-def note_change(db: sqlite3.Connection, verb: str, name: str, details: Mapping[str, Any]) -> None:
+def note_change(db: DatabaseConnection, verb: str, name: str, details: Mapping[str, Any]) -> None:
     """Notes a change for the audit log, in the transaction that makes it."""
     db.execute(
         "INSERT INTO changes (verb, name, details) VALUES (?, ?, ?)",
@@ -495,7 +515,7 @@ def note_change(db: sqlite3.Connection, verb: str, name: str, details: Mapping[s
     )
 
 
-def _end_everything(db: sqlite3.Connection, user: str) -> None:
+def _end_everything(db: DatabaseConnection, user: str) -> None:
     db.execute("DELETE FROM sessions WHERE user = ?", (user,))
     db.execute("DELETE FROM grants WHERE user = ?", (user,))
 

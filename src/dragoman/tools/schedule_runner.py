@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from dragoman.core.background import Background
+from dragoman.core.cluster import SINGLE_HUB, Leases
 from dragoman.core.errors import HubError, InvalidInput, StorageFailed
 from dragoman.core.local_agents import SCHEDULE
 from dragoman.core.ports import Schedule, ScheduleStore
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 
 RUNNING, INTERRUPTED, DONE = "running", "interrupted by a stop of the hub", "completed"
 MAX_OUTCOME = 300
+LEASE = "schedules"
 
 Fire = Callable[[Schedule, str], Awaitable[None]]
 """Sends a message to the agent of a schedule. Raises a `HubError`."""
@@ -36,6 +38,8 @@ class SchedulingLimits:
     """Seconds after which the clock is read again, which may have been set."""
     retry_seconds: float = 5.0
     """After a failure of the store."""
+    lease_seconds: float = 1.0
+    """How often a hub that does not run the schedules looks whether it should."""
 
 
 def build_schedule_principal(org: str, owner: str) -> Principal:
@@ -55,7 +59,11 @@ class ScheduleRunner:
         fire: Fire,
         limits: SchedulingLimits | None = None,
         clock: Callable[[], float] = time.time,
+        leases: Leases = SINGLE_HUB,
     ) -> None:
+        """One hub runs the schedules, where there are several."""
+        self._leases = leases
+        self._is_owner = False
         self._store = store
         self._fire = fire
         self._limits = limits or SchedulingLimits()
@@ -71,11 +79,10 @@ class ScheduleRunner:
 
     async def run(self) -> None:
         """Runs the schedules, without end."""
-        self._mark_interrupted()
         while True:
             self._woken.clear()
             try:
-                seconds = self.start_due()
+                seconds = self.start_due() if self._take_lease() else self._limits.lease_seconds
             except StorageFailed as error:
                 log.error("schedules cannot run: %s", error)
                 seconds = self._limits.retry_seconds
@@ -88,6 +95,14 @@ class ScheduleRunner:
     async def close(self) -> None:
         """Ends running schedules; they are interrupted."""
         await self._background.close()
+
+    def _take_lease(self) -> bool:
+        """Whether this hub runs the schedules now. A hub that begins to do so finds runs that the
+        one before has not finished."""
+        was_owner, self._is_owner = self._is_owner, self._leases.holds(LEASE)
+        if self._is_owner and not was_owner:
+            self._mark_interrupted()
+        return self._is_owner
 
     def start_due(self) -> float:
         """Starts what is due and returns how many seconds to wait for the next one."""

@@ -206,7 +206,9 @@ class Api:
                 names = tuple(unquote(name) for name in match.groups())
                 try:
                     if principal is not None and not operation.calls:
-                        self.limiter.charge(principal, REQUEST, f"{method} {path}")
+                        charged = self.limiter.charge(principal, REQUEST, f"{method} {path}")
+                        if charged is not None:
+                            await charged
                     if operation.admin:
                         require_admin(self._hub, principal)
                     query = decode_query(request.query)

@@ -36,7 +36,7 @@ _QUESTIONS = (
 
 _EXACT = {"agentId": "agent_id", "agent": "agent", "session": "session", "decision": "decision"}
 _WORDS = {
-    "status": ("running", "completed", "asked", "failed", "denied", "cancelled"),
+    "status": ("running", "completed", "asked", "parked", "failed", "denied", "cancelled"),
     "kind": ("explicit", "routed"),
 }
 _TIMES = {"from": "since", "to": "until"}

@@ -43,6 +43,7 @@ class LimitsApi:
             },
             "costs": dict(rules.costs),
             "concurrency": concurrency,
+            "shared": limiter.is_shared,
         }
         if is_admin:
             found["lowest"] = [render_budget(one) for one in limiter.list_lowest(MAX_LISTED)]

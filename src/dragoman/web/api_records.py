@@ -28,7 +28,7 @@ from dragoman.web.openapi import admin_route, route
 from dragoman.web.openapi_schemas import TEXT, Schema
 
 OUTCOMES = (
-    *("completed", "failed", "asked", "refused", "not_found", "invalid", "target_failed"),
+    *("completed", "failed", "asked", "parked", "refused", "not_found", "invalid", "target_failed"),
     *("cancelled", "crashed", "running", "unknown", "break"),
 )
 SECONDS: Schema = {"type": "number", "minimum": 0, "description": "Seconds since 1970."}
@@ -53,6 +53,7 @@ SHORTEST_TRACE = 8
 MAX_SEARCHES = 20
 """How often a trace is searched for: among the newest million records."""
 PAGE = 100
+MAX_CURSOR = 48
 
 
 class RecordSource(Protocol):
@@ -186,8 +187,16 @@ class RecordsApi:
 
 
 def _parse_page(query: Mapping[str, str]) -> tuple[int | None, int]:
-    before = parse_number(query, "cursor", 0) or None
-    return before, parse_limit(query, PAGE)
+    return _parse_cursor(query.get("cursor", "")), parse_limit(query, PAGE)
+
+
+def _parse_cursor(text: str) -> int | None:
+    """Positions among the records of several hubs have more digits than the number of a record."""
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= MAX_CURSOR):
+        raise InvalidInput("cursor must be a whole number: use nextCursor of the page before")
+    return int(text) or None
 
 
 def _parse_seconds(query: Mapping[str, str], name: str, otherwise: float) -> float:

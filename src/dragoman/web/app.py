@@ -21,7 +21,8 @@ from dragoman.core.rate_limiter import check_address, limit_address
 from dragoman.web.api import NO_SNIFF, Api, ApiResponse, build_error, response_from_error
 from dragoman.web.auth import AllowedNames, Authenticator, Found
 from dragoman.web.http import decompression
-from dragoman.web.http.http1 import BODY_BYTES, SMALL_BYTES, AdmitLater
+from dragoman.web.http.connection_limits import BODY_BYTES
+from dragoman.web.http.http1 import SMALL_BYTES, AdmitLater
 from dragoman.web.http.request import Headers, ServerRequest
 from dragoman.web.peer_process import PeerIdentifier
 from dragoman.web.resource_metadata import NO_METADATA, ResourceMetadata
@@ -74,6 +75,25 @@ MIRRORED = b"mcp-param-"
 
 
 @dataclass(frozen=True, slots=True)
+class _LaterRefusal:
+    """The response to a request without a principal, once its address was charged."""
+
+    _charged: Awaitable[None]
+    _refusal: ApiResponse | None
+
+    async def find(self) -> ApiResponse | None:
+        try:
+            await self._charged
+        except RateLimited as error:
+            return response_from_error(error)
+        return self._refusal
+
+
+Charged = ApiResponse | _LaterRefusal | None
+"""What a request without a principal is answered; None if it is served."""
+
+
+@dataclass(frozen=True, slots=True)
 class TcpApp:
     """Serves the TCP listener: authenticates, and routes by path."""
 
@@ -92,7 +112,7 @@ class TcpApp:
 
     def admit(self, request: ServerRequest) -> bool | AdmitLater:
         """Authenticates the request. The body of one without a principal is not read."""
-        refusal = self._check_head(request)
+        refusal: Charged = self._check_head(request)
         found: Found = None
         if refusal is None:
             try:
@@ -110,7 +130,7 @@ class TcpApp:
             except TokenRejected as problem:
                 refusal = self._refuse_token(request, str(problem))
             except HubError as error:
-                refusal = _refuse_for_now(error)
+                refusal = None if request.path in PROBES else _refuse_for_now(error)
         if found is None or isinstance(found, Principal):
             return self._settle(request, found, refusal)
         return partial(self._admit_later, request, found)
@@ -130,7 +150,8 @@ class TcpApp:
         self, request: ServerRequest, find: Callable[[], Awaitable[Principal | None]]
     ) -> bool:
         """Admits a request whose token was not seen before."""
-        found, refusal = None, None
+        found: Principal | None = None
+        refusal: Charged = None
         try:
             check_address(self._api.limiter, request.address)
             found = await find()
@@ -139,12 +160,13 @@ class TcpApp:
         except TokenRejected as problem:
             refusal = self._refuse_token(request, str(problem))
         except HubError as error:
-            refusal = _refuse_for_now(error)
-        return self._settle(request, found, refusal)
+            refusal = None if request.path in PROBES else _refuse_for_now(error)
+        settled = self._settle(request, found, refusal)
+        return settled if isinstance(settled, bool) else await settled()
 
     def _settle(
-        self, request: ServerRequest, principal: Principal | None, refusal: ApiResponse | None
-    ) -> bool:
+        self, request: ServerRequest, principal: Principal | None, refusal: Charged
+    ) -> bool | AdmitLater:
         """Sets the principal and the refusal; returns whether the body is read."""
         if (
             principal is not None
@@ -159,15 +181,25 @@ class TcpApp:
         if principal is None:
             if refusal is None and request.path not in PROBES:
                 refusal = self._refuse_stranger(request)
-            limit = self._find_body_limit(request.path) if refusal is None else 0
-            if limit:
-                refusal = _refuse_body(request.fields, limit)
-            request.refusal = refusal
-            return refusal is None and limit > 0
+            if isinstance(refusal, _LaterRefusal):
+                return partial(self._settle_later, request, refusal)
+            return self._settle_stranger(request, refusal)
+        if refusal is not None:
+            assert not isinstance(refusal, _LaterRefusal)  # of a request without a principal
         request.refusal = refusal
         if request.path.startswith("/api/") or limiter.find_low_budget(principal) is not None:
             request.find_headers = partial(_build_rate_headers, limiter, principal)
         return refusal is None
+
+    def _settle_stranger(self, request: ServerRequest, refusal: ApiResponse | None) -> bool:
+        limit = self._find_body_limit(request.path) if refusal is None else 0
+        if limit:
+            refusal = _refuse_body(request.fields, limit)
+        request.refusal = refusal
+        return refusal is None and limit > 0
+
+    async def _settle_later(self, request: ServerRequest, refusal: _LaterRefusal) -> bool:
+        return self._settle_stranger(request, await refusal.find())
 
     def _check_head(self, request: ServerRequest) -> ApiResponse | None:
         """Returns the response if the request is refused for any principal."""
@@ -194,16 +226,22 @@ class TcpApp:
             return _ENCODED
         return None
 
-    def _refuse_token(self, request: ServerRequest, why: str) -> ApiResponse | None:
+    def _charge_address(self, request: ServerRequest, refusal: ApiResponse | None) -> Charged:
+        """Charges the address of a request without a principal; returns the response if it has no
+        budget left, and `refusal` otherwise."""
+        try:
+            charged = limit_address(self._api.limiter, request.address)
+        except RateLimited as error:
+            return response_from_error(error)
+        return refusal if charged is None else _LaterRefusal(charged, refusal)
+
+    def _refuse_token(self, request: ServerRequest, why: str) -> Charged:
         """Charges the address of an invalid token; returns the response unless the path is open."""
         if self._is_open(request.path):
             return None
         self._note_failed(request.address)
-        try:
-            limit_address(self._api.limiter, request.address)
-        except RateLimited as error:
-            return response_from_error(error)
-        return build_error(401, why, self.metadata.build_challenge(request, "invalid_token", why))
+        challenge = self.metadata.build_challenge(request, "invalid_token", why)
+        return self._charge_address(request, build_error(401, why, challenge))
 
     def _refuse_scopes(self, request: ServerRequest, required: Sequence[str]) -> ApiResponse:
         why = f"the access token needs the scopes: {' '.join(required)}"
@@ -211,18 +249,15 @@ class TcpApp:
             403, why, self.metadata.build_challenge(request, "insufficient_scope", why)
         )
 
-    def _refuse_stranger(self, request: ServerRequest) -> ApiResponse | None:
+    def _refuse_stranger(self, request: ServerRequest) -> Charged:
         """Charges the address of a request without a principal; returns the response unless the
         path is open."""
         is_open = self._is_open(request.path)
         if b"authorization" in request.fields and not is_open:
             self._note_failed(request.address)
-        try:
-            limit_address(self._api.limiter, request.address)
-        except RateLimited as error:
-            return response_from_error(error)
-        if is_open:
-            return None
+        return self._charge_address(request, None if is_open else self._ask_for_key(request))
+
+    def _ask_for_key(self, request: ServerRequest) -> ApiResponse:
         has_issuers = self.metadata.has_issuers(request)
         if b"authorization" not in request.fields and request.path.startswith(NO_OAUTH):
             return build_error(404, NO_AUTHORIZATION_SERVER if has_issuers else NO_OAUTH_TEXT)

@@ -18,6 +18,15 @@ class ServerSettings(Struct, frozen=True, kw_only=True):
     port: Annotated[
         int, Meta(ge=0, le=65_535, description="Port to listen on; 0 takes a free one.")
     ] = 50_051
+    workers: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=256,
+            description="Processes that share the port, to use several cores; more than one needs "
+            "[store] url.",
+        ),
+    ] = 1
     public_url: Annotated[
         str | None, Meta(description="The URL by which clients reach the hub, where that differs.")
     ] = None

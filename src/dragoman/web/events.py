@@ -268,6 +268,9 @@ class EventStreams:
         if request.method != "GET":
             return send_reply(request, build_error(405, "use GET", (b"allow", b"GET")))
         try:
+            charged = self._hub.limiter.charge(principal, REQUEST, "GET /api/events")
+            if charged is not None:
+                await charged
             stream = self._open_stream(request, principal, run)
             last = _parse_last_id(request.fields.get(b"last-event-id"))
         except errors.HubError as error:
@@ -288,7 +291,6 @@ class EventStreams:
     def _open_stream(
         self, request: HttpRequest, principal: Principal, run: str | None
     ) -> ApiEventStream:
-        self._hub.limiter.charge(principal, REQUEST, "GET /api/events")
         accept = request.fields.get(b"accept", b"*/*").lower()
         if b"event-stream" not in accept and b"*" not in accept:
             raise errors.InvalidInput("invalid Accept header: only text/event-stream is available")

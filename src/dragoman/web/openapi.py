@@ -57,7 +57,7 @@ EVENTS = Operation(
         "phase": TEXT,
         "verb": TEXT,
         "agent": TEXT,
-        "outcome": {"enum": ["completed", "failed"]},
+        "outcome": {"enum": ["completed", "failed", "parked"]},
         "trace": TEXT,
         "run": TEXT,
         "args": {"enum": ["0", "1"]},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from asyncio import AbstractEventLoop, Future
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from msgspec import Struct
@@ -19,6 +19,8 @@ class HttpReply(Struct):
     body: Body
     secrets: tuple[str, ...] = ()
     """Values of request headers that no message may repeat."""
+    repeated: Sequence[tuple[str, str]] = ()
+    """The earlier values of repeated headers, in order."""
 
 
 class Body(Protocol):

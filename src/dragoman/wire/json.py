@@ -99,11 +99,12 @@ def has_duplicate_names(
     of a repeated member `value` has only one, so its encoding has fewer quotes than `text`, unless
     an escape hides some.
     """
+    encoded = encode(value) if len(text) < ENCODED_BYTES else None
+    if encoded == text:
+        return False
     has_escapes = b"\\u" in text
-    if len(text) < ENCODED_BYTES:
-        encoded = encode(value)
-        if encoded == text or not (has_escapes or encoded.count(b'"') != text.count(b'"')):
-            return False
+    if encoded is not None and not has_escapes and encoded.count(b'"') == text.count(b'"'):
+        return False
     if has_escapes or text[:1] != b"{":
         return _has_repeated_slowly(text)
     count = text.count

@@ -22,14 +22,15 @@ class RepeatedHead(NamedTuple):
     after: bytes
     """The rest of it, with the empty line."""
 
-    def find_body(self, data: bytes) -> bytes | None:
-        """Returns the body if `data` is this head with exactly one body; otherwise None."""
+    def find_body(self, data: bytes) -> tuple[bytes, bytes] | None:
+        """Returns the Content-Length and the body if `data` is this head with exactly one body;
+        otherwise None."""
         before, after = self
         if not data.startswith(before):
             return None
-        digits, found, body = data[len(before) :].partition(after)
-        is_whole = found and digits == b"%d" % len(body) and len(body) <= MAX_BODY
-        return body if is_whole else None
+        length, found, body = data[len(before) :].partition(after)
+        is_whole = found and length == b"%d" % len(body) and len(body) <= MAX_BODY
+        return (length, body) if is_whole else None
 
 
 def learn_head(data: bytes, length: bytes) -> RepeatedHead | None:

@@ -33,6 +33,7 @@ from dragoman.core.runs import (
     RETRY,
     RUNNING,
     SKIPPED,
+    TASK,
     WAITING,
     Run,
     StepRecord,
@@ -63,6 +64,8 @@ TOO_LARGE: Final = "TooLarge"
 INTERRUPTED: Final = (
     "the hub stopped while the step was executed; it is unknown whether it was done"
 )
+TAKE_UP: Final = "takeUp"
+"""In the detail of a step whose call was interrupted: since when its task is searched."""
 
 
 class ActiveRun:
@@ -83,6 +86,10 @@ class ActiveRun:
         """Runs to be started with the next save, each with the source of its definition."""
         self.prepared: dict[str, RunCall] = {}
         """Calls to be made after the next save."""
+        self.abandoned: list[StepRecord] = []
+        """Steps whose tasks are to be cancelled after the next save."""
+        self._quiet: set[str] = set()
+        """Changed records that are stored without being announced."""
         self.stored_state = run.state
         self._settled: SettledLoops = {}
         self._size = sum(measure(one.output) for one in steps.values())
@@ -104,7 +111,25 @@ class ActiveRun:
 
     def put(self, record: StepRecord) -> StepRecord:
         self.steps[record.path] = self.changed[record.path] = record
+        self._quiet.discard(record.path)
         return record
+
+    def put_quietly(self, record: StepRecord) -> None:
+        """Stores a change that is of no interest to others."""
+        if record.path not in self.changed:
+            self._quiet.add(record.path)
+        self.steps[record.path] = self.changed[record.path] = record
+
+    def take_changes(self) -> tuple[dict[str, StepRecord], set[str]]:
+        """Returns the records to be stored, and which of them are not announced."""
+        changed, quiet = self.changed, self._quiet
+        self.changed, self._quiet = {}, set()
+        return changed, quiet
+
+    def abandon(self, record: StepRecord) -> None:
+        """Nothing waits for the task of a step any more."""
+        if "task" in record.detail:
+            self.abandoned.append(record)
 
     def get_step(self, path: str) -> StepRecord:
         """Raises `InvalidInput` for a step that has not begun."""
@@ -132,6 +157,9 @@ class ActiveRun:
         plan = plan_run(self.compiled, self.steps, self.scope, now, self._settled)
         for path, record in plan.changed.items():
             self.changed[path] = self._bound(record)
+            self._quiet.discard(path)
+            if record.state == CANCELLED:
+                self.abandon(record)
         return plan
 
     def conclude(self, plan: Plan, now: float) -> None:
@@ -218,6 +246,7 @@ class ActiveRun:
             name: {"kind": one.kind, **one.body} for name, one in (result.questions or {}).items()
         }
         detail = {
+            **_keep_task(self.steps[path]),
             "questions": questions,
             "handle": result.handle,
             "tool": call.tool,
@@ -228,6 +257,7 @@ class ActiveRun:
             self.steps[path],
             state=WAITING,
             awaited=build_awaited(ANSWER, self.run.id),
+            wake_at=0.0,
             message=clip(said),
             detail=detail,
         )
@@ -245,7 +275,7 @@ class ActiveRun:
             awaited=build_awaited(APPROVAL, error.id),
             wake_at=error.expires_at,
             message=clip(str(error)),
-            detail={"parked": detail},
+            detail={**_keep_task(self.steps[path]), "parked": detail},
         )
         self.put(record)
         self.changed[path] = self._bound(record)
@@ -262,8 +292,10 @@ class ActiveRun:
             answers=parked["answers"],
             handle=parked["handle"],
             approval=record.approval,
+            attempt=build_attempt(record),
         )
-        self.put(replace(record, state=RUNNING, awaited="", wake_at=0.0, detail=NOTHING))
+        detail = _keep_task(record)
+        self.put(replace(record, state=RUNNING, awaited="", wake_at=0.0, detail=detail))
 
     def take_error(self, path: str, error: HubError, now: float) -> None:
         """Records a failed attempt: the step is tried again if it may be, or fails."""
@@ -288,12 +320,19 @@ class ActiveRun:
             self.put(replace(record, state=FAILED, ended_at=now, wake_at=0.0))
 
     def recover(self, now: float) -> None:
-        """Judges the calls that ran when the hub stopped."""
+        """Judges the calls that ran when the hub stopped: what is known to work elsewhere is taken
+        up again."""
         for record in list(self.steps.values()):
             if record.state != RUNNING or record.node not in ACTING:
                 continue
-            if record.can_repeat:
+            if "task" in record.detail:
+                awaited = build_awaited(TASK, record.agent or record.tool)
+                self.put(replace(record, state=WAITING, awaited=awaited, wake_at=now))
+            elif record.can_repeat:
                 self.put(replace(record, state=PENDING, wake_at=0.0, detail=NOTHING))
+            elif record.can_find:
+                detail = {TAKE_UP: record.detail.get(TAKE_UP, now)}
+                self.put(replace(record, state=PENDING, wake_at=0.0, detail=detail))
             else:
                 problem = INTERRUPTED
                 self.put(replace(record, state=NEEDS_DECISION, problem=problem, ended_at=now))
@@ -306,6 +345,8 @@ class ActiveRun:
             raise InvalidInput(f'run "{self.run.id}" has ended already: it is {self.run.state}')
         for record in list(self.steps.values()):
             if record.state in (RUNNING, WAITING, PENDING, NEEDS_DECISION):
+                if record.state == WAITING:  # the calls that run cancel their tasks themselves
+                    self.abandon(record)
                 self.put(replace(record, state=CANCELLED, ended_at=now, wake_at=0.0, awaited=""))
         self.prepared.clear()
         self.end(state, now, why)
@@ -364,7 +405,8 @@ class ActiveRun:
         if decision not in DECISIONS:
             raise InvalidInput(f"the decision must be one of {', '.join(DECISIONS)}")
         if decision == RETRY:
-            self.put(replace(record, state=PENDING, ended_at=0.0, wake_at=0.0, problem=""))
+            again = replace(record, state=PENDING, ended_at=0.0, wake_at=0.0, problem="")
+            self.put(replace(again, detail=NOTHING))
             return
         state = FAILED if decision == FAIL else SKIPPED
         said = f"{by} has decided to {decision} it: {INTERRUPTED}"
@@ -391,14 +433,34 @@ class ActiveRun:
             answers=dict(answers),
             handle=record.detail["handle"],
             approval=build_id(f"{record.key} answer {record.detail['handle']}"),
+            attempt=build_attempt(record),
         )
-        # The handle is used up, and is not stored any more.
-        self.put(replace(record, state=RUNNING, awaited="", detail=NOTHING, message=""))
+        # The handle is used up, and is not stored any more; that of the task can be polled. Its
+        # time begins anew.
+        task = record.detail.get("task")
+        detail = {"task": {**task, "since": 0.0, "until": 0.0}} if task is not None else NOTHING
+        again = replace(record, state=RUNNING, awaited="", wake_at=0.0, detail=detail)
+        self.put(replace(again, message=""))
 
 
 def clip(text: str) -> str:
     """Shortens a text, and makes it one that can be stored."""
     return text[:MAX_TEXT].encode("utf-8", "replace").decode()
+
+
+def find_run_of_key(key: str) -> str:
+    """The id of the run whose step has this key."""
+    return key.partition(":")[0]
+
+
+def _keep_task(record: StepRecord) -> dict[str, Any]:
+    """What a step still needs of its detail: the task that does its work."""
+    return {"task": record.detail["task"]} if "task" in record.detail else {}
+
+
+def build_attempt(record: StepRecord) -> str:
+    """Names an attempt of a step; the same after a crash."""
+    return build_id(f"{record.key} call {record.attempt}")
 
 
 def build_id(key: str) -> str:

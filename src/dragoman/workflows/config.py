@@ -15,6 +15,14 @@ class WorkflowSettings(Struct, frozen=True, kw_only=True):
             'reference to it such as "env:DATABASE_URL"; by default `runs.db` in the home.'
         ),
     ] = None
+    durable: Annotated[
+        bool,
+        Meta(
+            description="Wait for the disk before a step that may not be repeated is executed, so "
+            "that it is executed at most once after a power failure too, not only after a crash. "
+            "The calls of others do not wait. For `runs.db`: PostgreSQL has its own setting."
+        ),
+    ] = True
     concurrency: Annotated[
         int,
         Meta(
@@ -28,6 +36,23 @@ class WorkflowSettings(Struct, frozen=True, kw_only=True):
         int,
         Meta(ge=1, le=10_000, description="How many runs may have calls in progress."),
     ] = 256
+    attached_secs: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=3_600,
+            description="Seconds for which a step follows the task of a remote agent; after that "
+            "the task is polled, and nothing is held in memory for it.",
+        ),
+    ] = 5.0
+    poll_secs: Annotated[
+        float,
+        Meta(ge=0.1, le=3_600, description="Seconds between two polls of such a task, at most."),
+    ] = 60.0
+    task_days: Annotated[
+        float,
+        Meta(gt=0, le=80, description="Days that such a task may take if its step has no timeout."),
+    ] = 7.0
     max_unfinished: Annotated[
         int,
         Meta(

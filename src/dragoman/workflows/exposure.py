@@ -1,5 +1,6 @@
 """Workflows as tools: `workflow.NAME` starts a run, reports its steps as progress, passes its
-questions on, and returns its output. A cancelled call cancels the run."""
+questions on, and returns its output. A cancelled call cancels the run. A call of another run leaves
+the run to itself after a while, and asks for it later."""
 
 from __future__ import annotations
 
@@ -7,12 +8,21 @@ import asyncio
 import json
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import nullcontext
 
-from dragoman.core.background import Background
-from dragoman.core.call import Call, Progress, Question, Result, TaskStarted
+from dragoman.core.background import STOPPING, Background
+from dragoman.core.call import Call, Progress, Question, Result, TaskNamed, TaskStarted
 from dragoman.core.call_chains import RunningCall
-from dragoman.core.errors import HubError, InvalidInput, WorkFailed
+from dragoman.core.cluster import OwnedElsewhere
+from dragoman.core.errors import (
+    HubError,
+    InvalidInput,
+    NotFound,
+    TaskLost,
+    Unreachable,
+    WorkFailed,
+)
 from dragoman.core.hub import Hub
 from dragoman.core.local_agents import SCHEDULE
 from dragoman.core.ports import SchemaCompiler
@@ -20,9 +30,12 @@ from dragoman.core.question_handles import can_answer
 from dragoman.core.runs import (
     CANCELLED,
     COMPLETED,
+    DOOR,
     ENDED,
+    KEY_META,
     RUNNING,
     SKIPPED,
+    STEP_KEY,
     WAITING,
     Run,
     RunPrincipal,
@@ -53,6 +66,7 @@ class WorkflowTools:
         may_last=True,
         is_published=False,
         is_reentrant=True,
+        finds_tasks=True,
     )
 
     def __init__(
@@ -106,19 +120,54 @@ class WorkflowTools:
     async def run(self, call: Call) -> Result:
         service = self._find_service()
         call.updates(TaskStarted())
-        if call.handle is not None:
-            id, path = _read_handle(call.handle)
-            run = await service.answer(call.principal, id, path, call.answers or {})
+        if call.handle is None:
+            run = await self._start(service, call)  # also where `FIND` looks for it
+            if call.task is not None:
+                handle = _build_handle(run.id)
+                call.updates(TaskNamed(handle=handle, id=run.id, place="a run of this hub"))
         else:
-            run = await self._start(service, call)
+            id, path = _read_handle(call.handle)
+            if call.sends_nothing:
+                return await self._ask_about(service, call, id)
+            run = await _change_here(service.answer(call.principal, id, path, call.answers or {}))
         try:
-            ended = await _RunFollower(call).follow(service, run)
-        except asyncio.CancelledError:
-            if not self._is_closing:
+            ended = await self._follow(service, call, run)
+        except asyncio.CancelledError as error:
+            if not self._is_closing and error.args[:1] != (STOPPING,):
                 self._background.spawn(self._cancel(service, call, run.id))
             raise
-        if isinstance(ended, Result):
-            return ended
+        return ended if isinstance(ended, Result) else self._build_outcome(call, ended)
+
+    async def _follow(self, service: RunService, call: Call, run: Run) -> Run | Result:
+        """Follows a run, that of a nested call even if there is no room for more runs."""
+        is_nested = any(verb.startswith(f"{WORKFLOW}.") for verb in call.trace.chain)
+        with service.follow(run.id) if is_nested else nullcontext():
+            limit = call.task.attached_secs if call.task is not None else None
+            try:
+                async with asyncio.timeout(limit) as attached:
+                    return await _RunFollower(call).follow(service, run)
+            except TimeoutError:
+                if not attached.expired():
+                    raise
+        return Result(unfinished=True, handle=_build_handle(run.id))
+
+    async def _ask_about(self, service: RunService, call: Call, id: str) -> Result:
+        """Asks how a run stands, or cancels it."""
+        try:
+            if call.cancels:
+                await _change_here(service.cancel(call.principal, id))
+                return Result()
+            run = await service.find(call.principal, id)
+        except NotFound as error:
+            raise TaskLost(str(error)) from None
+        except InvalidInput:  # it has ended already
+            return Result()
+        if run.state in ENDED:
+            return self._build_outcome(call, run)
+        asked = await _RunFollower(call).look(service, run)
+        return asked or Result(unfinished=True, handle=_build_handle(id))
+
+    def _build_outcome(self, call: Call, ended: Run) -> Result:
         running = self._hub.chains.find_running(call.trace)
         if running is not None and ended.labels:
             running.chain.add_labels(ended.labels)
@@ -133,19 +182,28 @@ class WorkflowTools:
             principal=call.principal,
             door=call.door,
             inputs=call.arguments,
-            trigger={"kind": "tool", "door": call.door},
+            trigger=_build_trigger(call),
             callers=_list_callers(call),
             trace=call.trace.id,
             chain=call.trace.chain,
             labels=_find_labels(call, running),
+            id=_choose_id(call),
         )
         return await service.start_permitted(workflow, request)
 
     async def _cancel(self, service: RunService, call: Call, id: str) -> None:
         try:
             await service.cancel(call.principal, id)
-        except HubError as error:  # it has ended meanwhile
+        except (HubError, OwnedElsewhere) as error:  # it has ended, or another hub took it over
             log.debug("a run was not cancelled with its call: %s", error)
+
+
+async def _change_here(change: Awaitable[Run]) -> Run:
+    """Awaits the change of a run for a call. A call that has begun is not forwarded any more."""
+    try:
+        return await change
+    except OwnedElsewhere:
+        raise Unreachable("another hub works on this run now; try again", sent=False) from None
 
 
 class _RunFollower:
@@ -168,9 +226,8 @@ class _RunFollower:
             now = await service.find(self._call.principal, run.id)
             if now.state in ENDED:
                 return now
-            for record in await service.load_steps(run.id):
-                if (asked := self._find_questions(run, record)) is not None:
-                    return asked
+            if (asked := await self.look(service, run)) is not None:
+                return asked
             while True:
                 while self._changes:
                     found = self._take(*self._changes.popleft())
@@ -180,6 +237,13 @@ class _RunFollower:
                 await self._woken.wait()
         finally:
             stop()
+
+    async def look(self, service: RunService, run: Run) -> Result | None:
+        """Returns the questions of one of its steps, if one asks now."""
+        for record in await service.load_steps(run.id):
+            if (asked := self._find_questions(run, record)) is not None:
+                return asked
+        return None
 
     def _take(self, run: Run, record: StepRecord | None) -> Run | Result | None:
         if record is None:
@@ -221,6 +285,21 @@ def _build_result(run: Run) -> Result:
     output = run.output if isinstance(run.output, dict) else {"output": run.output}
     text = json.dumps(run.output, ensure_ascii=False)
     return Result(content=[{"type": "text", "text": text}], structured=output, extra=meta)
+
+
+def _choose_id(call: Call) -> str:
+    """The id of a run that a step of another run starts: a repeated start finds it."""
+    return call.task.attempt if call.task is not None else ""
+
+
+def _build_trigger(call: Call) -> dict[str, str]:
+    trigger = {"kind": "tool", "door": call.door}
+    key = call.meta.get(KEY_META) if call.meta and call.door == DOOR else None
+    return {**trigger, STEP_KEY: str(key)} if key else trigger
+
+
+def _build_handle(id: str) -> str:
+    return json.dumps([id, ""])
 
 
 def _read_handle(handle: str) -> tuple[str, str]:

@@ -22,6 +22,7 @@ from dragoman.core.runs import (
     SKIPPED,
     WAITING,
     StepRecord,
+    is_parked,
 )
 from dragoman.core.structs import Struct, replace
 from dragoman.workflows.compiled import CompiledStep, CompiledWorkflow
@@ -125,7 +126,11 @@ class _Planner:
         self.acting = 0
 
     def count_acting(self) -> int:
-        return sum(one.state == RUNNING and one.node in ACTING for one in self._journal.values())
+        """Counts the steps at work, here or as a task elsewhere."""
+        return sum(
+            one.node in ACTING and (one.state == RUNNING or is_parked(one))
+            for one in self._journal.values()
+        )
 
     def build_plan(self, level: _Level) -> Plan:
         states = {one.state for one in self._journal.values() if not self._is_container(one)}
@@ -238,8 +243,9 @@ class _Planner:
         return record
 
     def _stop_waiting(self, one: CompiledStep, record: StepRecord) -> StepRecord:
-        """After a failure, nothing in the level waits any more, except what compensates it."""
-        if record.state not in (WAITING, PENDING) or one.compensates:
+        """After a failure, nothing in the level waits any more, except what compensates it. What
+        works elsewhere ends by itself, as what runs here does."""
+        if record.state not in (WAITING, PENDING) or one.compensates or is_parked(record):
             return record
         return self._change(replace(record, state=CANCELLED, ended_at=self._now, wake_at=0.0))
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from dragoman.core.access import WhyEnded, explain_lost_access
-from dragoman.core.call import Result, Updates, WantedUpdates
+from dragoman.core.call import BEGIN, CANCEL, Result, TaskHandling, Updates, WantedUpdates
 from dragoman.core.errors import AuthorizationError, HubError, TimedOut
 from dragoman.core.hub import CallOptions, Hub
 from dragoman.core.local_agents import AGENT, SCHEDULE
@@ -19,8 +19,6 @@ from dragoman.core.taint import NO_ORIGINS, Origins
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.core.tool_identity import WORKFLOW, build_identity
 
-FEATURES: Mapping[str, Any] = {"elicitation": {"form": {}, "url": {}}}
-"""The questions that a run can be asked: people answer them later."""
 WANTED = WantedUpdates(progress=True, task_start=True)
 NO_RESULT = Result()
 _FOR_OTHERS = (AGENT, SCHEDULE)
@@ -35,6 +33,13 @@ class RunCall(Struct, frozen=True, kw_only=True):
     handle: str | None = None
     approval: str = ""
     """The id of the request, if the policies want an approval for the call."""
+    action: str = BEGIN
+    """Of `TaskHandling`."""
+    attempt: str = ""
+    """Names the attempt."""
+    begun: float = 0.0
+    until: float = 0.0
+    """When a task that it begins has to be done."""
 
 
 class CallOutcome(NamedTuple):
@@ -49,11 +54,19 @@ class CallOutcome(NamedTuple):
 
 class RunCalls:
     def __init__(
-        self, hub: Hub, renew: Callable[[Principal], Principal], why_ended: WhyEnded
+        self,
+        hub: Hub,
+        renew: Callable[[Principal], Principal],
+        why_ended: WhyEnded,
+        features: Mapping[str, Any],
+        attached_secs: float,
     ) -> None:
         """`renew` takes from a principal what it does not have any more, `why_ended` says why it is
-        not served any more."""
+        not served any more. `features` are those of a client that waits for tasks and whose people
+        answer later. After `attached_secs`, a task is left to itself."""
         self._hub = hub
+        self._features = features
+        self._attached_secs = attached_secs
         self._renew = renew
         self._why_ended = why_ended
 
@@ -69,7 +82,7 @@ class RunCalls:
 
     async def make(self, run: Run, labels: Origins, call: RunCall, updates: Updates) -> CallOutcome:
         """Calls the tool. Raises `AuthorizationError` for one who is not served any more."""
-        if why := self.explain_ended(run):
+        if call.action != CANCEL and (why := self.explain_ended(run)):
             raise AuthorizationError(f'"{call.tool}" was refused: {why}')
         origin = run.origin
         principal = self._build(origin.starter)
@@ -80,10 +93,13 @@ class RunCalls:
             meta={KEY_META: call.key},
             updates=updates,
             wanted_updates=WANTED,
-            features=FEATURES,
+            features=self._features,
             answers=call.answers,
             handle=call.handle,
             approval=call.approval,
+            task=TaskHandling(
+                action=call.action, attached_secs=self._attached_secs, attempt=call.attempt
+            ),
         )
         chains = self._hub.chains
         verbs = (*origin.chain, build_identity(WORKFLOW, run.workflow))

@@ -1,7 +1,7 @@
 """Advances runs: plans, journals what it is about to do, does it, and journals the outcome.
 
-A run is in memory while its calls run; one that only waits is a row in the store. Everything that
-changes a run passes through its driver, one after the other.
+A run is in memory while its calls run; one that only waits, also for a task of a remote agent, is a
+row in the store. Everything that changes a run passes through its driver, one after the other.
 """
 
 from __future__ import annotations
@@ -10,19 +10,22 @@ import asyncio
 import logging
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Protocol
 
-from dragoman.core.background import Background
+from dragoman.core.background import STOPPING, Background
 from dragoman.core.bus import Bus
-from dragoman.core.call import Progress, Update
+from dragoman.core.call import BEGIN, FIND, POLL, Progress, TaskNamed, Update
+from dragoman.core.cluster import OwnedElsewhere
 from dragoman.core.errors import (
     ApprovalPending,
     HubError,
     NotFound,
     ShuttingDown,
     StorageFailed,
+    Unreachable,
     WorkFailed,
 )
 from dragoman.core.events import RunChanged, StepChanged
@@ -36,26 +39,39 @@ from dragoman.core.runs import (
     PENDING,
     QUEUED,
     RUNNING,
+    STEP_KEY,
     WAITING,
     Run,
     RunStore,
+    RunTaken,
     StepRecord,
 )
 from dragoman.core.structs import Struct, replace
+from dragoman.core.taint import NO_ORIGINS
 from dragoman.core.tool_filter import EVERYTHING
-from dragoman.core.tool_identity import WORKFLOW
-from dragoman.workflows.active_run import ActiveRun, build_id, check_size, clip
+from dragoman.workflows.active_run import (
+    TAKE_UP,
+    ActiveRun,
+    build_attempt,
+    check_size,
+    clip,
+    find_run_of_key,
+)
 from dragoman.workflows.compiled import CompiledWorkflow
 from dragoman.workflows.machine import ReadyStep
 from dragoman.workflows.model import ACTING, Workflow
-from dragoman.workflows.run_calls import CallOutcome, RunCall, RunCalls
-from dragoman.workflows.step_calls import StepAgents, build_call, can_repeat
+from dragoman.workflows.parked_tasks import ParkedTasks, is_polled
+from dragoman.workflows.run_calls import NO_RESULT, CallOutcome, RunCall, RunCalls
+from dragoman.workflows.step_calls import DISPATCH_TOOL, StepAgents, build_call, can_repeat
+from dragoman.workflows.task_cancellation import TaskCanceller
 from dragoman.workflows.waits import StepWaits
 
 log = logging.getLogger(__name__)
 
 MAX_COMPILED = 100
 """Versions of workflows whose templates are kept parsed."""
+STARTING_SECS = 60.0
+"""For so long after the start, agents that are not found yet are expected soon."""
 
 
 class RunLimits(Struct, frozen=True, kw_only=True):
@@ -94,16 +110,10 @@ class _Driver:
         """Futures of actions that are not stored yet."""
         self.outcomes: deque[tuple[str, RunCall, CallOutcome | HubError]] = deque()
         self.calls: dict[str, asyncio.Task[None]] = {}
-        self.nested: set[str] = set()
-        """The paths of those that wait for other runs: calls of exposed workflows."""
         self.woken = asyncio.Event()
         self.is_busy = True
         self.is_retried = False
         """Whether the store failed: another driver takes over."""
-
-    @property
-    def waits_for_runs(self) -> bool:
-        return not self.is_busy and bool(self.calls) and self.calls.keys() <= self.nested
 
 
 class Runner:
@@ -116,6 +126,8 @@ class Runner:
         waits: StepWaits,
         agents: StepAgents,
         find_variables: Callable[[], Mapping[str, str]],
+        tasks: ParkedTasks,
+        canceller: TaskCanceller,
         limits: RunLimits,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -127,16 +139,22 @@ class Runner:
         self._waits = waits
         self._agents = agents
         self._find_variables = find_variables
+        self._tasks = tasks
+        self._canceller = canceller
         self._limits = limits
         self._clock = clock
         self._drivers: dict[str, _Driver] = {}
         self._busy = 0
         self._background = Background("workflow runs")
         self._call_tasks = Background("calls of workflow runs")
+        self._followed: dict[str, asyncio.TimerHandle | None] = {}
+        """Runs for which a call of another run waits, with the timers that wake them."""
         self._compiled: OrderedDict[str, CompiledWorkflow] = OrderedDict()
         self._watchers: dict[str, list[Watcher]] = {}
+        self._shown: dict[str, tuple[Run, dict[str, StepRecord]]] = {}
+        """The runs of other hubs that are watched, as their watchers know them."""
         self._is_filling = self._fills_again = self._is_closing = False
-        self._next_wake = 0.0
+        self._next_wake = self._opened_at = 0.0
         self._clock_woken = asyncio.Event()
         self._turns = asyncio.Lock()
         self.unfinished: Counter[tuple[str, str]] = Counter()
@@ -148,6 +166,7 @@ class Runner:
 
     async def open(self) -> None:
         """Continues the runs that a hub has left unfinished."""
+        self._opened_at = self._clock()
         self.unfinished.update(await self._store.count_unfinished())
         if count := await self._store.requeue_running():
             log.info("%d workflow runs were interrupted by the stop of the hub", count)
@@ -163,10 +182,11 @@ class Runner:
         self.begin_stop()
         for driver in self._drivers.values():
             driver.woken.set()
-        await self._call_tasks.close(grace=self._limits.stop_secs)
+        await self._call_tasks.close(grace=self._limits.stop_secs, reason=STOPPING)
         for driver in self._drivers.values():
             driver.woken.set()
         await self._background.close()
+        await self._canceller.close()
 
     @property
     def active_count(self) -> int:
@@ -197,7 +217,9 @@ class Runner:
         self.announce(run)
         if run.id in self._drivers:
             return  # it was taken from the queue meanwhile
-        has_room = self._busy < self._limits.advancing or self._is_alone(run)
+        has_room = (
+            self._busy < self._limits.advancing or self._is_alone(run) or run.id in self._followed
+        )
         if has_room and not self._is_closing:
             is_known = run.digest in self._compiled
             self._open_driver(run.id, self._build_active(run, None, {}) if is_known else None)
@@ -247,6 +269,52 @@ class Runner:
         record = driver.active.steps.get(path) if driver is not None and driver.active else None
         return record.message if record is not None else ""
 
+    async def follow_others(self) -> int:
+        """Continues the runs of hubs that have ended, and tells those who watch a run what another
+        hub has done with it. Called again and again where hubs share the store. Returns how many
+        runs are continued."""
+        if count := await self._store.rescue():
+            log.warning("%d workflow runs of other hubs are continued", count)
+        for id in self._shown.keys() - self._watchers.keys():
+            del self._shown[id]
+        for id in [id for id in self._watchers if id not in self._drivers]:
+            await self._show_changes(id)
+        self.unfinished = Counter(await self._store.count_unfinished())
+        self.fill()
+        return count
+
+    async def _show_changes(self, id: str) -> None:
+        run = await self._store.find(id)
+        if run is None:
+            return
+        steps = {one.path: one for one in await self._store.load_steps(id)}
+        known = self._shown.get(id)
+        self._shown[id] = run, steps
+        if known is not None and known == (run, steps):
+            return
+        for watcher in self._watchers.get(id, ()):
+            for path, record in steps.items():
+                if known is not None and known[1].get(path) != record:
+                    watcher(run, record)
+            watcher(run, None)
+
+    @contextmanager
+    def follow(self, id: str) -> Iterator[None]:
+        """While a call of another run waits for this run, it needs no room: the other one has a
+        place already, and both would wait for each other if there were no more."""
+        self._followed[id] = None
+        self._wake_followed(id)
+        try:
+            yield
+        finally:
+            timer = self._followed.pop(id)
+            if timer is not None:
+                timer.cancel()
+
+    def poll_soon(self, key: str) -> None:
+        """Wakes the step whose calls have this key: its task has ended."""
+        self.deliver(find_run_of_key(key), partial(_wake_step, key=key, now=self._clock()))
+
     def list_active(self) -> list[Run]:
         return [one.active.run for one in self._drivers.values() if one.active is not None]
 
@@ -264,9 +332,7 @@ class Runner:
             while self._fills_again and not self._is_closing:
                 self._fills_again = False
                 limits, count = self._limits, len(self._drivers)
-                # Those that wait for other runs leave room for them.
-                active = sum(not one.waits_for_runs for one in self._drivers.values())
-                room = min(limits.advancing - self._busy, limits.active - active)
+                room = min(limits.advancing - self._busy, limits.active - count)
                 if room <= 0:
                     return  # called again when one ends
                 due = await self._store.list_due(self._clock(), room + count)
@@ -300,9 +366,22 @@ class Runner:
             except TimeoutError:
                 self.fill()
 
-    def _note_wake(self, at: float) -> None:
+    def _note_wake(self, run: Run) -> None:
+        at = run.wake_at
         if at and (not self._next_wake or at < self._next_wake):
             self._clock_woken.set()
+        if at and run.id in self._followed:
+            self._set_timer(run.id, at - self._clock())
+
+    def _set_timer(self, id: str, seconds: float) -> None:
+        if (timer := self._followed[id]) is not None:
+            timer.cancel()
+        loop = asyncio.get_running_loop()
+        self._followed[id] = loop.call_later(max(0.0, seconds), self._wake_followed, id)
+
+    def _wake_followed(self, id: str) -> None:
+        if id not in self._drivers and not self._is_closing:
+            self._open_driver(id)
 
     # --- drivers ---------------------------------------------------------------------------------
 
@@ -334,8 +413,14 @@ class Runner:
                 if driver.inbox or driver.outcomes:
                     continue
                 if active.is_ended or not driver.calls:
+                    await self._store.release(driver.id)
                     break
                 await self._wait(driver, active)
+        except RunTaken as taken:
+            self._refuse_taken(driver, taken)
+            if driver.inbox:  # decisions, which are tried again
+                self._set_busy(driver, False)
+                await asyncio.sleep(self._limits.retry_secs)
         except StorageFailed as error:
             driver.is_retried = True
             self._refuse(driver, error)
@@ -359,19 +444,27 @@ class Runner:
             self._reopen(driver)
             self.fill()
 
+    def _refuse_taken(self, driver: _Driver, taken: RunTaken) -> None:
+        """Lets the hub that works on the run answer those who wait for it."""
+        error: BaseException = StorageFailed("the run was taken over by another hub; try again")
+        if taken.hub:
+            error = OwnedElsewhere(taken.hub)
+        self._refuse_waiting(driver, error)
+
     def _reopen(self, driver: _Driver) -> None:
         """Continues with what has come since the driver failed, or what the store failed for."""
         if (driver.inbox or driver.is_retried) and not self._is_closing:
             self._open_driver(driver.id).inbox.extend(driver.inbox)
 
     async def _take_turn(self) -> None:
-        """Lets one run advance in a turn of the event loop: between two of them, the calls of
-        others make progress."""
+        """Lets one run advance, or one call begin, in every other turn of the event loop: between
+        two of them, the calls of others make progress."""
         await self._turns.acquire()
-        asyncio.get_running_loop().call_soon(self._turns.release)
+        loop = asyncio.get_running_loop()
+        loop.call_soon(loop.call_soon, self._turns.release)
 
     async def _load(self, id: str) -> ActiveRun:
-        run = await self._store.find(id)
+        run = await self._store.claim(id)
         if run is None:
             raise NotFound(f'there is no run "{id[:64]}"')
         source = None
@@ -400,7 +493,7 @@ class Runner:
         if not waiting and not self._is_closing:
             log.error("%s", error)
 
-    def _refuse_waiting(self, driver: _Driver, error: HubError) -> int:
+    def _refuse_waiting(self, driver: _Driver, error: BaseException) -> int:
         """Answers the callers that wait for the driver with the error, and returns how many they
         were."""
         waiting = [*driver.applied, *(done for _, done in driver.inbox if done is not None)]
@@ -413,10 +506,16 @@ class Runner:
 
     async def _fail(self, id: str, error: HubError) -> None:
         """Ends a run that cannot be advanced: its definition cannot be read any more."""
-        run = await self._store.find(id)
-        if run is not None and run.state not in ENDED:
+        try:
+            run = await self._store.claim(id)
+            if run is None or run.state in ENDED:
+                return
             run = replace(run, state=FAILED, problem=clip(str(error)), ended_at=self._clock())
             await self._store.save(run)
+            await self._store.release(id)
+        except RunTaken:
+            return
+        else:
             self.count(run, -1)
             self.announce(run)
             self._tell_parent(run)
@@ -462,17 +561,40 @@ class Runner:
             record = active.steps[path]
             if isinstance(outcome, CallOutcome):  # an error is a text of its target, too
                 active.add_labels(outcome.labels)
-                outcome = outcome if outcome.error is None else outcome.error
-            if record.state != RUNNING:
+            else:
+                outcome = CallOutcome(NO_RESULT, NO_ORIGINS, error=outcome)
+            if call.action == POLL:
+                self._tasks.take_poll(active, path, call, self._judge(record, outcome), now)
+            elif record.state != RUNNING:
                 continue  # the run was cancelled meanwhile
-            if isinstance(outcome, ShuttingDown):  # nothing has left: it begins with the next start
-                active.put(replace(record, state=PENDING, attempt=record.attempt - 1))
-            elif isinstance(outcome, ApprovalPending):
-                active.park(path, call, outcome)
-            elif isinstance(outcome, HubError):
-                active.take_error(path, outcome, now)
+            elif outcome.error is not None:
+                self._take_error(active, path, call, outcome.error, now)
+            elif outcome.result.unfinished:
+                self._tasks.park(active, path, call, outcome.result, now)
             else:
                 active.take_result(path, call, outcome.result, outcome.agent, now)
+                self._tasks.watch_question(active, path, outcome.result, now)
+
+    def _take_error(
+        self, active: ActiveRun, path: str, call: RunCall, error: HubError, now: float
+    ) -> None:
+        record = active.steps[path]
+        if call.action == FIND:
+            absence = self._agents.explain_absence(record.agent)
+            self._tasks.take_find_error(active, path, error, bool(absence), now)
+        elif isinstance(error, ShuttingDown):  # nothing has left: it begins with the next start
+            active.put(replace(record, state=PENDING, attempt=record.attempt - 1))
+        elif isinstance(error, ApprovalPending):
+            active.park(path, call, error)
+        else:
+            active.take_error(path, error, now)
+
+    def _judge(self, record: StepRecord, outcome: CallOutcome) -> CallOutcome:
+        """An agent that has become unavailable since its task was polled is not removed."""
+        if not isinstance(outcome.error, NotFound):
+            return outcome
+        absence = self._agents.explain_absence(record.agent)
+        return outcome._replace(error=Unreachable(absence)) if absence else outcome
 
     def _advance(self, driver: _Driver, active: ActiveRun) -> None:
         if active.is_ended:
@@ -484,7 +606,10 @@ class Runner:
             return
         for record in list(active.steps.values()):
             if record.state == WAITING and 0 < record.wake_at <= now:
-                self._waits.check(active, record, now)
+                if is_polled(record):
+                    self._poll(driver, active, record, now)
+                else:
+                    self._waits.check(active, record, now)
         while True:
             plan = active.plan(now)
             if not plan.ready or self._is_closing:
@@ -498,14 +623,30 @@ class Runner:
         due = [at for at in (plan.wake_at, deadline) if at]
         active.run = replace(active.run, state=state, wake_at=min(due, default=0.0))
 
+    def _poll(self, driver: _Driver, active: ActiveRun, record: StepRecord, now: float) -> None:
+        """Prepares to ask for the task of a step; its record stays as it is meanwhile."""
+        if record.path in driver.calls or self._is_closing:
+            return
+        if record.tool == DISPATCH_TOOL:
+            self._agents.prepare_dispatch()
+        call = self._tasks.build_poll(active, record, now)
+        if call is None:
+            return
+        if absence := self._agents.explain_absence(record.agent):
+            is_new = now - self._opened_at < STARTING_SECS
+            self._tasks.postpone(active, record, now, absence, is_new)
+        else:
+            active.prepared[record.path] = call
+
     def _begin_step(self, active: ActiveRun, ready: ReadyStep, now: float) -> None:
         step, path, old = ready.step.step, ready.path, ready.record
+        is_lost = old is not None and TAKE_UP in old.detail
         record = StepRecord(
             path=path,
             step=step.id,
             node=step.node,
             state=RUNNING,
-            attempt=(old.attempt if old is not None else 0) + 1,
+            attempt=(old.attempt if old is not None else 0) + (not is_lost),
             key=old.key if old is not None and old.key else active.build_key(path),
             started_at=old.started_at if old is not None and old.started_at else now,
             detail={} if old is None else old.detail,
@@ -521,14 +662,22 @@ class Runner:
         except HubError as error:
             active.take_error(path, error, now)
             return
-        repeats = step.repeatable or can_repeat(self._hub.find(call.tool, EVERYTHING))
-        active.put(replace(record, tool=call.tool, agent=call.agent, can_repeat=repeats))
+        tool = self._hub.find(call.tool, EVERYTHING)
+        repeats = step.repeatable or can_repeat(tool)
+        finds = is_lost or tool.target.traits.finds_tasks
+        agent = call.agent or (tool.bridged.agent if tool.bridged is not None else "")
+        agent = agent or (old.agent if old is not None else "")
+        record = replace(record, tool=call.tool, agent=agent, can_repeat=repeats)
+        active.put(replace(record, can_find=finds))
+        attempt = build_attempt(record)
         active.prepared[path] = RunCall(
             tool=call.tool,
             arguments=call.arguments,
             key=record.key,
             timeout=step.timeout_secs,
-            approval=build_id(f"{record.key} call {record.attempt}"),
+            approval=attempt,
+            action=FIND if is_lost else BEGIN,
+            attempt=attempt,
         )
 
     # --- storing ---------------------------------------------------------------------------------
@@ -536,30 +685,42 @@ class Runner:
     async def _save(self, driver: _Driver, active: ActiveRun) -> None:
         """Stores what has changed; no call is made before that. Tries until it succeeds: what has
         happened must not happen again."""
-        changed, children = active.changed, active.children
-        if changed or children or active.run.state != active.stored_state or driver.applied:
-            active.changed, active.children = {}, []
+        children = active.children
+        if active.changed or children or active.run.state != active.stored_state or driver.applied:
+            (changed, quiet), active.children = active.take_changes(), []
+            is_synced = any(not changed[path].can_repeat for path in self._list_sent(active))
             while True:
                 try:
-                    await self._store.save(active.run, changed.values(), children)
+                    await self._store.save(active.run, changed.values(), children, is_synced)
                     break
                 except StorageFailed as error:
                     log.error('run "%s" cannot be stored: %s', driver.id, error)
                     self._refuse_waiting(driver, error)
                     await asyncio.sleep(self._limits.retry_secs)
-            self._announce_changes(active, changed)
+            self._announce_changes(active, changed, quiet)
         for done in driver.applied:
             if not done.done():
                 done.set_result(active.run)
         driver.applied.clear()
         if active.run.state in (WAITING, NEEDS_DECISION):
-            self._note_wake(active.run.wake_at)
+            self._note_wake(active.run)
+        abandoned, active.abandoned = active.abandoned, []
+        for record in abandoned:
+            self._canceller.cancel(active.run, record)
         for child, _ in children:
             self.begin(child)
 
-    def _announce_changes(self, active: ActiveRun, changed: Mapping[str, StepRecord]) -> None:
+    def _list_sent(self, active: ActiveRun) -> list[str]:
+        """Lists the steps that are about to send something."""
+        return [path for path, call in active.prepared.items() if call.action == BEGIN]
+
+    def _announce_changes(
+        self, active: ActiveRun, changed: Mapping[str, StepRecord], quiet: set[str]
+    ) -> None:
         run = active.run
-        for record in changed.values():
+        for path, record in changed.items():
+            if path in quiet:
+                continue
             self.announce(run, record)
             if record.state in (CANCELLED, FAILED):
                 self._release_awaited(record)
@@ -575,6 +736,8 @@ class Runner:
             self._tell_parent(run)
 
     def _tell_parent(self, run: Run) -> None:
+        if key := run.origin.trigger.get(STEP_KEY):
+            self.poll_soon(key)
         if run.origin.parent:
             path = run.origin.parent_path
             end = partial(self._waits.take_child, path=path, child=run, now=self._clock())
@@ -613,14 +776,16 @@ class Runner:
             for task in driver.calls.values():
                 task.cancel()
         prepared, active.prepared = active.prepared, {}
+        now = self._clock()
         for path, call in prepared.items():
-            if self._hub.find(call.tool, EVERYTHING).target.name == WORKFLOW:
-                driver.nested.add(path)
-            driver.calls[path] = self._call_tasks.spawn(self._call(driver, active, path, call))
+            until = self._tasks.find_end(call.timeout, now)
+            timed = replace(call, begun=now, until=until)
+            driver.calls[path] = self._call_tasks.spawn(self._call(driver, active, path, timed))
 
     async def _call(self, driver: _Driver, active: ActiveRun, path: str, call: RunCall) -> None:
         try:
-            run, report = active.run, partial(self._report, active, path)
+            await self._take_turn()
+            run, report = active.run, partial(self._report, driver, active, path, call)
             outcome: CallOutcome | HubError = await self._calls.make(run, run.labels, call, report)
         except HubError as error:
             outcome = error.with_traceback(None)
@@ -631,18 +796,39 @@ class Runner:
             # A retry may have begun another call while this one was being cancelled.
             if is_last := driver.calls.get(path) is asyncio.current_task():
                 del driver.calls[path]
-                driver.nested.discard(path)
             driver.woken.set()
         if is_last:
             driver.outcomes.append((path, call, outcome))
 
-    def _report(self, active: ActiveRun, path: str, update: Update) -> None:
-        """Announces progress; it is stored with the next change of the step."""
+    def _report(
+        self, driver: _Driver, active: ActiveRun, path: str, call: RunCall, update: Update
+    ) -> None:
+        """Announces progress, which is stored with the next change of the step; what continues a
+        task is stored at once."""
         record = active.steps[path]
-        if isinstance(update, Progress) and update.message and record.state == RUNNING:
-            record = replace(record, message=clip(update.message))
-            active.steps[path] = record
-            self.announce(active.run, record)
+        if isinstance(update, TaskNamed):
+            driver.inbox.append((partial(self._note_name, path, call, update), None))
+            driver.woken.set()
+        elif isinstance(update, Progress) and update.message and not _is_over(record):
+            message = clip(update.message)
+            if message != record.message:
+                record = replace(record, message=message)
+                active.steps[path] = record
+                self.announce(active.run, record)
+
+    def _note_name(self, path: str, call: RunCall, named: TaskNamed, active: ActiveRun) -> None:
+        if active.steps[path].state == RUNNING:
+            self._tasks.note_name(active, path, call, named)
+
+
+def _is_over(record: StepRecord) -> bool:
+    return record.state not in (RUNNING, WAITING)
+
+
+def _wake_step(active: ActiveRun, key: str, now: float) -> None:
+    for record in list(active.steps.values()):
+        if record.key == key and is_polled(record):
+            active.put_quietly(replace(record, wake_at=now))
 
 
 def _cancel_if_open(active: ActiveRun, now: float) -> None:

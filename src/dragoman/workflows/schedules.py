@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from hashlib import sha256
 from typing import Any, NamedTuple
 
+from dragoman.core.cluster import SINGLE_HUB, Leases
 from dragoman.core.errors import HubError, InvalidInput, StorageFailed
 from dragoman.core.logs import render_time
 from dragoman.core.schedule_times import Timing, find_next, parse_timing
@@ -24,6 +25,7 @@ from dragoman.workflows.triggers import Occurrence, TriggeredRuns, WorkflowSet
 log = logging.getLogger(__name__)
 
 MAX_OUTCOME = 300
+LEASE = "workflow schedules"
 
 
 class OccurrenceLimits(Struct, frozen=True, kw_only=True):
@@ -37,6 +39,8 @@ class OccurrenceLimits(Struct, frozen=True, kw_only=True):
     """Seconds after which the clock is read again, which may have been set."""
     retry: float = 5.0
     """Seconds after a failure of a store."""
+    lease: float = 1.0
+    """Seconds after which a hub that does not start the runs looks whether it should."""
 
 
 class _Scheduled(NamedTuple):
@@ -53,7 +57,11 @@ class WorkflowSchedules:
         store: TriggerStore,
         limits: OccurrenceLimits | None = None,
         clock: Callable[[], float] = time.time,
+        leases: Leases = SINGLE_HUB,
     ) -> None:
+        """One hub starts the runs, where there are several."""
+        self._leases = leases
+        self._is_owner = False
         self._workflows = workflows
         self._runs = runs
         self._store = store
@@ -93,7 +101,9 @@ class WorkflowSchedules:
         while True:
             self._woken.clear()
             try:
-                seconds = await self.start_due()
+                seconds = self._limits.lease
+                if self._take_lease():
+                    seconds = await self.start_due()
             except StorageFailed as error:
                 log.error("schedules of workflows cannot run: %s", error)
                 seconds = self._limits.retry
@@ -102,6 +112,14 @@ class WorkflowSchedules:
                     await self._woken.wait()
             except TimeoutError:
                 continue
+
+    def _take_lease(self) -> bool:
+        """Whether this hub starts the runs now. A hub that begins to do so reads what the one
+        before has stored."""
+        was_owner, self._is_owner = self._is_owner, self._leases.holds(LEASE)
+        if self._is_owner and not was_owner:
+            self._states.update({one.id: one for one in self._store.load_schedules()})
+        return self._is_owner
 
     async def start_due(self) -> float:
         """Starts what is due and returns how many seconds to wait for the next one. Raises

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from random import getrandbits
 from secrets import token_hex
 from types import MappingProxyType
@@ -66,6 +67,10 @@ PAGE = 500
 """Waiting steps that are checked at once after a start."""
 DAY = 86_400.0
 PRUNE_SECONDS = 600.0
+SHARED_SECONDS = 1.0
+"""How often what other hubs have done is read."""
+EVENT_TURNS, AWAITED_TURNS = 3, 30
+"""After so many of these turns, what runs wait for is read, too."""
 RETRY_SECONDS = 1.0
 """After a failure of the store."""
 
@@ -142,6 +147,8 @@ class RunService:
         self._background.spawn(self._check_awaited())
         self._background.spawn(self._events.open())
         self._background.spawn(self._keep_pruning())
+        if self._store.is_shared:
+            self._background.spawn(self._follow_others())
 
     def begin_stop(self) -> None:
         """Lets no more steps begin: the hub is stopping."""
@@ -348,6 +355,10 @@ class RunService:
     def watch(self, id: str, watcher: Watcher) -> Callable[[], None]:
         return self._runner.watch(id, watcher)
 
+    def follow(self, id: str) -> AbstractContextManager[None]:
+        """Lets a run advance for which a call of another run waits, whatever room there is."""
+        return self._runner.follow(id)
+
     def _is_admin(self, principal: Principal) -> bool:
         return self._hub.authorizer.decide_action(principal, ADMIN).allowed
 
@@ -397,6 +408,22 @@ class RunService:
             self._runner.deliver(
                 run, lambda active: self._waits.take_child(active, path, child, now)
             )
+
+    async def _follow_others(self) -> None:
+        """Takes part in the work of the hubs that share the store, without end. What waits for an
+        event or a decision is known to all of them: it may come to any."""
+        turn = 0
+        while True:
+            await asyncio.sleep(SHARED_SECONDS)
+            turn += 1
+            try:
+                rescued = await self._runner.follow_others()
+                if turn % EVENT_TURNS == 0:
+                    await self._events.open()
+                if rescued or turn % AWAITED_TURNS == 0:
+                    await self._check_awaited()
+            except StorageFailed as error:
+                log.error("the runs of other hubs cannot be followed: %s", error)
 
     async def _keep_pruning(self) -> None:
         """Deletes old runs, without end."""

@@ -45,6 +45,9 @@ class StepAgents(Protocol):
     def prepare_dispatch(self) -> None:
         """Offers the tool that dispatches work, unless it is offered already."""
 
+    def explain_absence(self, agent: str) -> str:
+        """Why a registered agent cannot be called now; empty if it can be, or is not registered."""
+
 
 class StepCall(NamedTuple):
     tool: str

@@ -92,9 +92,12 @@ class HealthWatch:
         save_card: Callable[[FoundCard], None],
         publish: Callable[[str, str], None],
         facts_changed: Callable[[], None],
+        is_watched: Callable[[], bool] = lambda: False,
     ) -> None:
         """`every` is the interval in seconds. `save_card` gets each new card; `publish` the state
-        and its reason, whenever one of them changes."""
+        and its reason, whenever one of them changes. `is_watched` says whether another hub
+        checks the agent, which is enough while it is healthy."""
+        self._is_watched = is_watched
         self.agent = agent
         self.id = id
         self.health = AgentHealth()
@@ -168,7 +171,8 @@ class HealthWatch:
 
     async def _run(self) -> None:
         while True:
-            self._start_check()
+            if self.health.state != HEALTHY or not self._is_watched():
+                self._start_check()
             await self._wait_for_check()
             self._checked.clear()
             while await self._wait_for_other_check(self.health.next_pause(self._every)):

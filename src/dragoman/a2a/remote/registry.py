@@ -37,6 +37,7 @@ from dragoman.a2a.remote.registration import (
 from dragoman.a2a.remote.remote_agent import RemoteAgent
 from dragoman.core.background import Background
 from dragoman.core.bus import Bus
+from dragoman.core.cluster import SINGLE_HUB, ClusterMember
 from dragoman.core.errors import (
     AmbiguousName,
     ConfigError,
@@ -48,9 +49,11 @@ from dragoman.core.errors import (
 from dragoman.core.events import REMOVED, AgentChanged
 from dragoman.core.structs import replace
 from dragoman.core.urls import render_origin
+from dragoman.wire.json import encode
 
 log = logging.getLogger(__name__)
 
+HEALTH_LEASE = "health"
 MAX_AGENTS = 1_000
 MAX_JOINING = 200
 """Concurrent registrations."""
@@ -94,10 +97,13 @@ class Registry:
         facts_changed: Callable[[], None],
         every: float,
         references: ReferenceRules,
+        cluster: ClusterMember = SINGLE_HUB,
     ) -> None:
         """Fills `agents`. `build_target` takes an entry and its source; `others` lists the kinds
         and names of servers and local agents; `reserved` are the prefixes of their listed names;
-        `facts_changed` is called when the facts that policies know of an agent change."""
+        `facts_changed` is called when the facts that policies know of an agent change. One hub of
+        the `cluster` checks the healthy agents, and tells the others of changes."""
+        self._cluster = cluster
         self._store = store
         self._build_target = build_target
         self._bus = bus
@@ -151,6 +157,7 @@ class Registry:
 
     def start(self) -> None:
         self._running = True
+        self._cluster.subscribe(HEALTH_LEASE, self._check_changed)
         for member in self.agents:
             if member.watch is not None:
                 member.watch.start()
@@ -180,6 +187,7 @@ class Registry:
                 save_card=lambda found: self._save_card(row.id, found),
                 publish=lambda state, reason: self._publish(row.entry.name, state, reason),
                 facts_changed=self._facts_changed,
+                is_watched=lambda: not self._cluster.holds(HEALTH_LEASE),
             )
         self.agents.put(member)
         return member
@@ -195,6 +203,14 @@ class Registry:
 
     def _publish(self, name: str, state: str, reason: str) -> None:
         self._bus.emit(AgentChanged(name, state, reason))
+        if self._cluster.holds(HEALTH_LEASE):
+            self._cluster.publish(HEALTH_LEASE, {"agent": name})
+
+    def _check_changed(self, hub: str, data: Mapping[str, Any]) -> None:
+        """Checks an agent whose state another hub has seen change."""
+        for member in self.agents:
+            if member.name == data.get("agent") and member.watch is not None:
+                member.watch.check_soon()
 
     # --- credentials ------------------------------------------------------------------------------
 
@@ -409,9 +425,43 @@ class Registry:
                     "enabled = false"
                 )
             self._store.delete_agent(member.registration.id)
-            self.agents.remove(member)
-            if member.watch is not None:
-                await member.watch.stop()
+            await self._leave(member)
+
+    async def reload(self) -> None:
+        """Applies what other hubs have registered, changed or removed."""
+        await self._background.run_to_completion(self._reload())
+
+    async def _reload(self) -> None:
+        async with self._changing:
+            stored = {str(one.get("id")): one for one in self._store.list_agents()}
+            members = {one.registration.id: one for one in self.agents}
+            for id, member in members.items():
+                if member.registration.source != CONFIG and id not in stored:
+                    await self._leave(member)
+            for id, kept in stored.items():
+                known = members.get(id)
+                if known is None:
+                    await self._load_stored(kept)
+                elif encode(kept) != encode(encode_registration(known.registration)):
+                    await self._leave(known, announce=False)
+                    await self._load_stored(kept)
+
+    async def _load_stored(self, kept: Mapping[str, Any]) -> None:
+        try:
+            row = decode_registration(kept)
+        except InvalidInput as error:
+            log.error("%s; the hub runs without it", error)
+            return
+        self._load(row, self._find_refusal(row.entry))
+        member = self.agents.find_slug(row.slug)
+        if member is not None and member.registration is row:
+            self._start_watch(member)
+
+    async def _leave(self, member: RegisteredAgent, announce: bool = True) -> None:
+        self.agents.remove(member)
+        if member.watch is not None:
+            await member.watch.stop()
+        if announce:
             self._publish(member.name, REMOVED, "it was removed")
 
     async def refetch(self, key: str) -> RegisteredAgent:

@@ -19,7 +19,13 @@ from dragoman.a2a.client.client import A2aClient
 from dragoman.a2a.client.dialect_probe import ProbedAgent
 from dragoman.a2a.client.endpoint import A2aErrorStatus, AgentHttpStatus
 from dragoman.a2a.config import WIRE_SKILL_ONLY, ExternalAgent
-from dragoman.a2a.protocol.errors import INVALID_PARAMS, INVALID_REQUEST, TASK_NOT_FOUND, A2aError
+from dragoman.a2a.protocol.errors import (
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    TASK_NOT_CANCELABLE,
+    TASK_NOT_FOUND,
+    A2aError,
+)
 from dragoman.a2a.protocol.parts import JSON, Part, part_from_block
 from dragoman.a2a.protocol.skill_tools import (
     AS_BOTH,
@@ -36,11 +42,18 @@ from dragoman.a2a.remote.remote_task import (
     REPLY,
     RemoteTask,
     decode_handle,
+    decode_place,
     encode_handle,
     parts_from_answer,
     result_from_task,
 )
-from dragoman.a2a.remote.task_follower import EXTENSION, LOGIN_SECONDS, AgentTasks, TaskFollower
+from dragoman.a2a.remote.task_follower import (
+    EXTENSION,
+    LOGIN_SECONDS,
+    AgentTasks,
+    TaskFollower,
+    says_nothing,
+)
 from dragoman.core import errors
 from dragoman.core.agent_tool import MESSAGE, SCHEMA, blocks_from_arguments, build_agent_tool
 from dragoman.core.call import FOLLOW, Call, Result
@@ -55,7 +68,13 @@ from dragoman.core.conversations import (
     is_conversation_id,
 )
 from dragoman.core.errors import HubError, Unreachable
-from dragoman.core.holders import bind_handle, find_holder, open_handle, require_holder
+from dragoman.core.holders import (
+    bind_handle,
+    bind_named,
+    find_holder,
+    open_handle,
+    require_holder,
+)
 from dragoman.core.ports import SchemaCompiler, Viewer
 from dragoman.core.question_handles import build_needs_input
 from dragoman.core.structs import replace as replace_fields
@@ -143,6 +162,7 @@ class RemoteAgent:
             timeout_error=errors.RemoteA2ATimeoutError,
             ends_questions=True,
             is_published=entry.public,
+            finds_tasks=True,
         )
         """The health watch keeps the facts up to date."""
         self.clients = clients
@@ -289,6 +309,8 @@ class RemoteAgent:
                     f'the question of "{call.tool.name}" is no longer open; start the call again'
                 )
             call = replace_fields(call, handle=handle)
+        if call.task is not None:
+            call = replace_fields(call, updates=bind_named(call.updates, holder))
         result = await self._run(call, self._find_state(holder))
         if result.handle is None:
             return result
@@ -302,7 +324,14 @@ class RemoteAgent:
             if probed is None or self.breaker.failures:
                 probed = self._require_reachable()
             seconds = self.timeout if call.tool.bridged is not None else None
-            if call.handle is None:
+            if call.task is not None and call.sends_nothing:
+                follower = TaskFollower(state.tasks, probed, call, seconds)
+                if call.handle is None:
+                    task = await follower.find()
+                else:
+                    task_id, conversation = decode_handle(call)
+                    task = await self._ask_about(follower, task_id, conversation.context)
+            elif call.handle is None:
                 conversation, arguments = self._find_conversation(call, state.conversations)
                 parts = self._build_parts(call, arguments)
                 follower = TaskFollower(state.tasks, probed, call, seconds)
@@ -362,6 +391,8 @@ class RemoteAgent:
             self.breaker.record_success()
         else:
             self.breaker.release()
+        if call.sends_nothing:
+            error = self._convert_poll_error(error, call)
         if call.tool.bridged is not None:
             if isinstance(error, errors.TimedOut) and call.notes.remote_task is None:
                 return errors.RemoteA2ATimeoutError(self._describe_timeout(call))
@@ -369,6 +400,26 @@ class RemoteAgent:
         if isinstance(error, HubError):
             return error
         return errors.WorkFailed(f'agent "{self.name}" answered: {error.message}')
+
+    def _convert_poll_error(self, error: HubError | A2aError, call: Call) -> HubError | A2aError:
+        """Tells what is known of the task by an error: that it is lost, or nothing."""
+        reason = error.reason if isinstance(error, A2aError) else ""
+        if reason == TASK_NOT_FOUND:
+            return errors.TaskLost(self._describe_lost(call))
+        if says_nothing(error) and not isinstance(error, errors.PASSING):
+            return Unreachable(f'agent "{self.name}" does not say how the task stands: {error}')
+        return error
+
+    def _describe_lost(self, call: Call) -> str:
+        task = call.notes.remote_task or ""
+        made, endpoint = decode_place(call.handle), self.probed and self.probed.endpoint
+        said = f'agent "{self.name}" does not know its task "{task}" any more'
+        if made and endpoint is not None and str(endpoint) != made:
+            said += f", which it made as {made} and is now asked for as {endpoint}"
+        return (
+            f"{said}: it was restarted, or has deleted the task; whether the work was done is "
+            "unknown"
+        )
 
     def _describe_timeout(self, call: Call) -> str:
         said = f'"{call.tool.name}" took longer than {self.timeout:g} s'
@@ -419,10 +470,15 @@ class RemoteAgent:
         conversations: Conversations,
     ) -> Result:
         call, id = follower.call, ""
+        endpoint = follower.probed.endpoint
+        if call.cancels:
+            return Result()
+        if call.task is not None and not task.is_settled:
+            handle = encode_handle(task, conversation.id, str(endpoint or ""))
+            return Result(unfinished=True, handle=handle)
         if not self._is_skill_only:
             id = conversations.keep(call, conversation, task.context)
         is_skill = call.tool.bridged is not None
-        endpoint = follower.probed.endpoint
         version = endpoint.version if endpoint is not None else ""
         handle = "" if task.is_over else encode_handle(task, id)
         result = result_from_task(task, handle, version if is_skill else None)
@@ -432,6 +488,22 @@ class RemoteAgent:
         if not id or result.questions:
             return result
         return add_context(result, call, id, shown=not is_skill)
+
+    async def _ask_about(self, follower: TaskFollower, task_id: str, context: str) -> RemoteTask:
+        """Asks how a task stands, or cancels it: one that has ended or is forgotten needs no
+        more."""
+        if not follower.call.cancels:
+            return await follower.poll(task_id, context)
+        try:
+            await follower.end(task_id)
+        except A2aError as error:
+            if error.reason not in (TASK_NOT_FOUND, TASK_NOT_CANCELABLE):
+                raise
+        except TimeoutError:
+            raise errors.TimedOut(
+                f'agent "{self.name}" did not confirm in time that its task is cancelled'
+            ) from None
+        return RemoteTask(self.name, follower.call.updates, task_id, context)
 
     async def _continue(self, follower: TaskFollower, task_id: str, context: str) -> RemoteTask:
         """Sends the answer to a question of the agent, or waits for a login elsewhere."""
@@ -482,7 +554,7 @@ def convert_skill_error(error: HubError | A2aError, agent: str) -> HubError:
         return errors.RemoteA2ATimeoutError(str(error))
     if isinstance(error, errors.BadReply):
         return errors.RemoteA2AInvalidResponseError(str(error))
-    if isinstance(error, errors.WorkFailed):
+    if isinstance(error, errors.WorkFailed) and not isinstance(error, errors.TaskLost):
         return errors.RemoteA2ATaskFailedError(str(error), error.native)
     return error
 

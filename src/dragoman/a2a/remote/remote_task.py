@@ -99,6 +99,11 @@ class RemoteTask:
         self._updates = updates
         self._artifacts: dict[str, _ArtifactParts] = {}
 
+    @property
+    def has_id(self) -> bool:
+        """Whether the agent has confirmed the id."""
+        return self._has_id
+
     # --- events -----------------------------------------------------------------------------------
 
     def apply_event(self, event: Mapping[str, Any]) -> None:
@@ -487,9 +492,18 @@ def parse_usage(value: Any) -> dict[str, float]:
 # --- answers to its questions ---------------------------------------------------------------------
 
 
-def encode_handle(task: RemoteTask, conversation: str) -> str:
-    """`conversation` is the id that the client knows it by."""
-    return json.dumps({"task": task.id, "context": task.context, "conversation": conversation})
+def encode_handle(task: RemoteTask, conversation: str, place: str = "") -> str:
+    """`conversation` is the id that the client knows it by, `place` the endpoint of the agent."""
+    state = {"task": task.id, "context": task.context, "conversation": conversation}
+    return json.dumps({**state, "place": place} if place else state)
+
+
+def decode_place(handle: str | None) -> str:
+    """The endpoint at which the agent made its task; empty if unknown."""
+    try:
+        return str(json.loads(handle or "").get("place", ""))
+    except (ValueError, AttributeError):
+        return ""
 
 
 def decode_handle(call: Call) -> tuple[str, Conversation]:

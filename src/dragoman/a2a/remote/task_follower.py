@@ -1,7 +1,8 @@
 """Sends a message to a remote agent and follows the task that the agent creates.
 
 A task is followed by its stream, or by polling where the agent has none. A cancelled call cancels
-the remote task; a call that times out leaves it running.
+the remote task; a call that times out leaves it running, and so does one whose caller asks for the
+task later.
 """
 
 from __future__ import annotations
@@ -9,22 +10,29 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from hashlib import sha256
 from random import getrandbits
 from time import monotonic
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from dragoman.a2a.client.client import RETURN_IMMEDIATELY, A2aClient
 from dragoman.a2a.client.dialect_probe import ProbedAgent
-from dragoman.a2a.client.endpoint import AgentHttpStatus
+from dragoman.a2a.client.endpoint import A2aErrorStatus, AgentHttpStatus
 from dragoman.a2a.client.event_stream import AgentEventStream
 from dragoman.a2a.protocol.dialects.operations import SKILL, TASK_ID
-from dragoman.a2a.protocol.errors import A2aError
+from dragoman.a2a.protocol.errors import (
+    INTERNAL,
+    PERMISSION_DENIED,
+    RESOURCE_EXHAUSTED,
+    UNAUTHENTICATED,
+    UNAVAILABLE,
+    A2aError,
+)
 from dragoman.a2a.protocol.validation import AUTH_REQUIRED
-from dragoman.a2a.remote.remote_task import RemoteTask
-from dragoman.core.background import Background
+from dragoman.a2a.remote.remote_task import RemoteTask, encode_handle
+from dragoman.core.background import STOPPING, Background, start_task
 from dragoman.core.backoff import Backoff
 from dragoman.core.call import (
     NO_UPDATES,
@@ -32,10 +40,19 @@ from dragoman.core.call import (
     Call,
     MessageOrigin,
     Progress,
+    TaskNamed,
     TaskStarted,
     Update,
 )
-from dragoman.core.errors import BadReply, HubError, Overloaded, TimedOut, Unreachable
+from dragoman.core.errors import (
+    BadReply,
+    HubError,
+    LoginRequired,
+    Overloaded,
+    TaskLost,
+    TimedOut,
+    Unreachable,
+)
 from dragoman.core.event_payloads import session_id_from_trace
 from dragoman.core.tool_identity import KEY_META, WORKFLOW
 from dragoman.core.trace import MEMBERS, trace_headers
@@ -46,6 +63,11 @@ FIRST_POLL, LONGEST_POLL, POLL_FACTOR = 0.05, 5.0, 1.6
 MAX_FAILURES = 5
 """Consecutive failed polls after which a task counts as failed."""
 TRANSIENT = frozenset((429, 500, 502, 503, 504))
+UNHELPFUL = frozenset(
+    (INTERNAL, UNAUTHENTICATED, PERMISSION_DENIED, RESOURCE_EXHAUSTED, UNAVAILABLE)
+)
+UNHELPFUL_STATUSES = frozenset((*TRANSIENT, 401, 403, 407, 408, 425))
+"""Answers that say nothing about the task that the agent was asked for."""
 CANCEL_SECONDS = 5.0
 CLOSE_SECONDS = 0.5
 MAX_CANCELLING = 1_000
@@ -56,6 +78,9 @@ MAX_LOGINS = 256
 """Tasks of one agent that are polled until a user has logged in."""
 EXTENSION = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,31}:[!-+\-.-~]{1,480}")
 """The URI of an extension; without a comma, which separates two of them in a header."""
+LISTED, PAGES = 100, 5
+"""Tasks that are searched for one that the hub began before it stopped: so many in a page."""
+HISTORY = 20
 ROUTED = frozenset(("agent", "skill", "skillId", SKILL, *MEMBERS))
 """Metadata for this hub: another hub would route by it, or continue another call chain."""
 
@@ -96,6 +121,7 @@ class TaskFollower:
     _asyncio_task: asyncio.Task[Any] | None = None
     _cancelling = 0
     _extensions: Sequence[str] = ()
+    _is_named = False
 
     def __init__(
         self, agent: AgentTasks, probed: ProbedAgent, call: Call, seconds: float | None
@@ -132,31 +158,12 @@ class TaskFollower:
         request = self._build_request(parts, context, task_id)
         chosen_id = ""
         if probed.traits.client_names_task:
-            chosen_id = request[TASK_ID] = str(uuid4())
+            chosen_id = request[TASK_ID] = self._choose_id()
         task = RemoteTask(agent.name, self._publish, task_id, "", chosen_id)
+        self._is_named = bool(task_id)  # as its question is answered
+        sending = self._send(task, request, answered=bool(task_id))
         try:
-            if probed.can_stream:
-                self._start_timer()
-                stream = await agent.client.stream_message(
-                    probed, request, self._headers, self._seconds
-                )
-                await self._read_stream(task, stream, answered=bool(task_id))
-            else:
-                if task.id:
-                    self._start_timer()
-                # Without it the agent could wait: a task without an id cannot be cancelled.
-                given = request.get("configuration")
-                request["configuration"] = (
-                    {**given, **RETURN_IMMEDIATELY} if given else RETURN_IMMEDIATELY
-                )
-                answer = await agent.client.send_message(
-                    probed, request, self._headers, self._seconds
-                )
-                task.apply_event(answer)
-            if task.id:
-                self.call.notes.remote_task = task.id
-            if not task.is_settled or task.lacks_result:
-                await self._follow(task)
+            await (sending if self.call.task is None else self._attach(task, sending))
         except BaseException as error:
             self._abandon(task, error)
             raise
@@ -164,6 +171,48 @@ class TaskFollower:
             if task.usage:
                 self.call.notes.usage = task.usage
         return task
+
+    async def _send(self, task: RemoteTask, request: dict[str, Any], *, answered: bool) -> None:
+        agent, probed = self._agent, self.probed
+        if probed.can_stream:
+            self._start_timer()
+            stream = await agent.client.stream_message(
+                probed, request, self._headers, self._seconds
+            )
+            await self._read_stream(task, stream, answered=answered)
+        else:
+            if task.id:
+                self._start_timer()
+            # Without it the agent could wait: a task without an id cannot be cancelled.
+            given = request.get("configuration")
+            request["configuration"] = (
+                {**given, **RETURN_IMMEDIATELY} if given else RETURN_IMMEDIATELY
+            )
+            answer = await agent.client.send_message(probed, request, self._headers, self._seconds)
+            task.apply_event(answer)
+        if task.id:
+            self._note_id(task)
+        if not task.is_settled or task.lacks_result:
+            await self._follow(task)
+
+    def _note_id(self, task: RemoteTask) -> None:
+        """Notes the id for the audit, and names the task to a caller that may ask for it later."""
+        self.call.notes.remote_task = task.id
+        if self.call.task is None or self._is_named or task.is_over or not task.has_id:
+            return
+        self._is_named = True
+        place = str(self.probed.endpoint or "")
+        handle = encode_handle(task, "", place)
+        self.call.updates(TaskNamed(handle=handle, id=task.id, agent=self._agent.name, place=place))
+
+    def _choose_id(self) -> str:
+        """Chooses the id of a new task where the client does: that of an attempt of a workflow's
+        step is found again after a crash."""
+        given = self.call.task
+        if given is None or not given.attempt:
+            return str(uuid4())
+        words = f"{self.call.principal.key}\0{self.call.tool.name}\0{given.attempt}"
+        return str(UUID(bytes=sha256(words.encode("utf-8", "replace")).digest()[:16], version=4))
 
     def _build_request(
         self, parts: Sequence[Mapping[str, Any]], context: str, task_id: str
@@ -207,9 +256,11 @@ class TaskFollower:
         unsent = isinstance(error, Unreachable) and not error.sent
         if unsent and not task.has_events:
             return
+        if self._is_named and error.args[:1] == (STOPPING,):
+            return  # its caller asks for it after the next start
         if task.id and not task.is_settled and not self.timed_out:
             self.cancel(task.id)
-        if unsent:
+        if unsent or (isinstance(error, LoginRequired) and task.has_events):
             raise Unreachable(str(error)) from error  # the message itself was sent
 
     # --- logins (7.6) -----------------------------------------------------------------------------
@@ -250,8 +301,9 @@ class TaskFollower:
         return await self._resume(task)
 
     async def _resume(self, task: RemoteTask) -> RemoteTask:
+        following = self._follow(task)
         try:
-            await self._follow(task)
+            await (following if self.call.task is None else self._attach(task, following))
         except BaseException as error:
             self._abandon(task, error)
             raise
@@ -259,6 +311,97 @@ class TaskFollower:
             if task.usage:
                 self.call.notes.usage = task.usage
         return task
+
+    # --- tasks that are left to themselves --------------------------------------------------------
+
+    async def _attach(self, task: RemoteTask, work: Coroutine[Any, Any, None]) -> None:
+        """Does the work for the attached time of the call. After that the task is left to itself,
+        if the agent answers for it by its id; otherwise its connection stays."""
+        assert self.call.task is not None
+        seconds = self.call.task.attached_secs
+        loop, leaving = asyncio.get_running_loop(), list[asyncio.Task[None]]()
+
+        def leave() -> None:
+            leaving.append(start_task(self._leave(task, limit, seconds), loop))
+
+        try:
+            async with asyncio.timeout(None) as limit:
+                timer = loop.call_later(seconds, leave)
+                try:
+                    await work
+                finally:
+                    timer.cancel()
+                    for one in leaving:
+                        one.cancel()
+        except TimeoutError:
+            if not limit.expired():
+                raise
+        except (HubError, A2aError) as error:
+            if not self._is_named or not says_nothing(error):
+                raise
+            self._publish(Progress(progress=0, message=str(error)))  # it is asked again later
+
+    async def _leave(self, task: RemoteTask, limit: asyncio.Timeout, seconds: float) -> None:
+        """Ends the attached time once the agent has answered for the task."""
+        while True:
+            try:
+                if task.has_id and self._is_named:
+                    client = self._agent.client
+                    await client.get_task(self.probed, task.id, headers=self._headers)
+                    limit.reschedule(asyncio.get_running_loop().time())
+                    return
+            except A2aError as error:
+                log.info('agent "%s" cannot be asked for its tasks: %s', self._agent.name, error)
+                return
+            except HubError as error:
+                log.info('agent "%s" is not asked for its task yet: %s', self._agent.name, error)
+            await asyncio.sleep(max(seconds, 0.1))
+
+    async def poll(self, task_id: str, context: str) -> RemoteTask:
+        """Asks once how a task stands."""
+        task = RemoteTask(self._agent.name, self._publish, task_id, context)
+        self.call.notes.remote_task = task_id
+        await self._fetch(task)
+        if task.usage:
+            self.call.notes.usage = task.usage
+        return task
+
+    async def find(self) -> RemoteTask:
+        """Finds the task of an earlier attempt, by the id that the hub has chosen for the task or
+        for its message, and follows it. Raises `TaskLost` if there is none."""
+        task = RemoteTask(self._agent.name, self._publish)
+        if self.probed.traits.client_names_task:
+            task.id = self._choose_id()
+            await self._fetch(task)
+        elif not await self._find_listed(task):
+            raise TaskLost(
+                f'agent "{self._agent.name}" has no task with the message that the hub has sent'
+            )
+        self._note_id(task)
+        return await self._resume(task)
+
+    async def _find_listed(self, task: RemoteTask) -> bool:
+        wanted, token = _build_message_id(self.call, ""), ""
+        for _ in range(PAGES):
+            request = {"pageSize": LISTED, "historyLength": HISTORY, "pageToken": token or None}
+            page = await self._agent.client.list_tasks(self.probed, request)
+            for one in page.get("tasks") or ():
+                history = one.get("history") or () if isinstance(one, dict) else ()
+                if any(_read_message_id(message) == wanted for message in history):
+                    task.apply_snapshot(one)
+                    await self._fetch(task)  # with its artifacts
+                    return True
+            following = page.get("nextPageToken")
+            if not following or not isinstance(following, str):
+                break
+            token = following
+        return False
+
+    async def end(self, task_id: str) -> None:
+        """Cancels a task, and waits for the answer."""
+        self.call.notes.remote_task = task_id
+        async with asyncio.timeout(CANCEL_SECONDS):
+            await self._agent.client.cancel_task(self.probed, task_id, self._headers)
 
     # --- following --------------------------------------------------------------------------------
 
@@ -268,7 +411,7 @@ class TaskFollower:
         if not task.is_settled:
             if not task.id:
                 raise BadReply(f'agent "{self._agent.name}" answered with a task without an id')
-            self.call.notes.remote_task = task.id
+            self._note_id(task)
             if self.probed.can_stream:
                 await self._subscribe(task)
             await self._poll(task, LONGEST_POLL, lambda: task.is_settled)
@@ -291,7 +434,7 @@ class TaskFollower:
             async for event in stream:
                 task.apply_event(event)
                 if task.id:
-                    self.call.notes.remote_task = task.id
+                    self._note_id(task)
                 stale = answered and "task" in event and not task.is_over
                 if task.is_settled and not stale:
                     return
@@ -364,6 +507,15 @@ class TaskFollower:
         self.call.updates(update)
 
 
+def says_nothing(error: HubError | A2aError) -> bool:
+    """Whether an error says nothing about the task of which the agent was asked."""
+    if isinstance(error, A2aError) and error.reason in UNHELPFUL:
+        return True
+    if isinstance(error, AgentHttpStatus | A2aErrorStatus):
+        return error.status in UNHELPFUL_STATUSES
+    return isinstance(error, Unreachable | TimedOut | LoginRequired)
+
+
 def _build_message_id(call: Call, task_id: str) -> str:
     """Builds the id of a message. The step of a workflow that is executed again has the same id, so
     that an agent that knows the id need not do it twice."""
@@ -371,6 +523,10 @@ def _build_message_id(call: Call, task_id: str) -> str:
         words = f"{call.principal.key}\0{call.tool.name}\0{key}"
         return sha256(words.encode("utf-8", "replace")).hexdigest()[:32]
     return f"{getrandbits(128):032x}"  # a name, not a secret
+
+
+def _read_message_id(message: Any) -> Any:
+    return message.get("messageId") if isinstance(message, dict) else None
 
 
 def _carry_origin(origin: MessageOrigin, request: dict[str, Any], metadata: dict[str, Any]) -> None:

@@ -29,6 +29,7 @@ from dragoman.a2a.server.request_context import (
 )
 from dragoman.a2a.server.routing import render_used_extensions
 from dragoman.core.access import TokenRejected, WhyEnded
+from dragoman.core.cluster import OwnedElsewhere
 from dragoman.core.errors import ConfigError
 from dragoman.core.principal import Principal
 from dragoman.core.structs import Struct
@@ -60,6 +61,10 @@ MAX_OF_CALLER = 1000
 MAX_CONNECTIONS = 1000
 UNREAD_SECONDS = 60.0
 """How long an event waits for a client that does not read it."""
+OF_ANOTHER_HUB = (
+    "the task belongs to another hub of the cluster, which gRPC does not reach; use the binding "
+    "JSONRPC or HTTP+JSON"
+)
 MAX_WORDS = 1024
 MAX_VIOLATIONS = 8
 """Errors travel in trailers, and clients accept 8 KiB of these."""
@@ -216,6 +221,8 @@ class A2aGrpcServer:
             if not why:
                 raise
             await _abort(service, context, A2aError(errors.UNAUTHENTICATED, why))
+        except OwnedElsewhere:
+            await _abort(service, context, A2aError(errors.UNAVAILABLE, OF_ANOTHER_HUB))
         except Exception as error:
             # The call counts until the error is sent: a client that does not read may delay that.
             await _abort(service, context, error)
@@ -290,7 +297,7 @@ class A2aGrpcServer:
     async def _stream(self, call: GrpcCall) -> None:
         service, method = call.service, call.method
         if method.op == SUBSCRIBE:
-            events = self._operations.subscribe(call.ctx, call.request, None)
+            events = await self._operations.subscribe(call.ctx, call.request, None)
         else:
             events = await self._operations.stream(call.ctx, call.request)
         try:

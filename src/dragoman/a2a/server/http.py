@@ -374,7 +374,7 @@ class A2aHttpTransport:
             return await self.server.stream(ctx, exchange.wanted)
         last = exchange.request.fields.get(b"last-event-id", b"").decode("latin-1")
         number = int(last) if last.isascii() and last.isdigit() and len(last) < 10 else None
-        return self.server.subscribe(ctx, exchange.wanted, number)
+        return await self.server.subscribe(ctx, exchange.wanted, number)
 
     async def _pump(self, exchange: Exchange, ctx: RequestContext, stream: TaskStream) -> None:
         """Sends the events of the stream until it ends or the client disconnects."""

@@ -29,6 +29,7 @@ from dragoman.a2a.server.task_access import TaskAccess
 from dragoman.a2a.server.task_stream import TaskStream
 from dragoman.core.access import WhyEnded
 from dragoman.core.call import NOTHING
+from dragoman.core.cluster import OwnedElsewhere, take_prepayment
 from dragoman.core.hub import Hub
 from dragoman.core.principal import Principal
 from dragoman.core.rate_limiter import REQUEST
@@ -40,6 +41,8 @@ DIRECT_SECONDS = 0.02
 PAGE = 50
 PAGE_BYTES = 16 * 1024 * 1024
 """What the tasks of a page may take, unless it is a single one."""
+FREE = frozenset({operations.CANCEL})
+"""What is not charged: requests that end something must not be refused."""
 MAX_STREAMS = 1_000
 """Of one principal."""
 
@@ -84,6 +87,16 @@ class A2aServer:
         self._sender.load()
         self._push.load()
 
+    def take_over(self, hub: str) -> None:
+        """Takes over the tasks and webhooks of another hub that has ended."""
+        self._sender.take_over(hub)
+        self._push.load()
+
+    def abandon(self, hub: str) -> None:
+        """Other hubs own all tasks of this one, which has another id from now on."""
+        self.close()
+        self.tasks.abandon(hub)
+
     def close(self) -> None:
         """Ends the streams, properly."""
         for stream in list(self._streams):
@@ -104,16 +117,29 @@ class A2aServer:
             ctx = self._resolve_tenant(ctx, request["tenant"])
         if op == operations.SEND:
             return self._answer_message(request, self._sender.send(ctx, request, False))
-        if op != operations.CANCEL:  # what ends something must not be refused
-            self._limiter.charge(ctx.principal, REQUEST, op)
+        if op not in FREE and not take_prepayment():
+            charged = self._limiter.charge(ctx.principal, REQUEST, op)
+            if charged is not None:
+                return self._answer_charged(charged, ctx, op, request)
         self._check_requirements(ctx, op)
         return self._answer(ctx, op, request)
+
+    async def _answer_charged(
+        self, charged: Awaitable[None], ctx: RequestContext, op: str, request: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        await charged
+        self._check_requirements(ctx, op)
+        return await self._answer(ctx, op, request)
 
     async def _answer(
         self, ctx: RequestContext, op: str, request: Mapping[str, Any]
     ) -> dict[str, Any]:
-        found = self._operations[op](ctx, request)
-        answer = found if isinstance(found, dict) else await found
+        try:
+            found = self._operations[op](ctx, request)
+            answer = found if isinstance(found, dict) else await found
+        except OwnedElsewhere as other:
+            other.is_charged = op not in FREE
+            raise
         if op != operations.GET:  # which has stored its own task
             self.tasks.flush()
         return answer
@@ -183,14 +209,21 @@ class A2aServer:
         first = {"task": render_task(task, history, at=mark)}
         return self._track(ctx, TaskStream(task, mark, first, self._stream_seconds))
 
-    def subscribe(
+    async def subscribe(
         self, ctx: RequestContext, request: Mapping[str, Any], last: int | None = None
     ) -> TaskStream:
         """`last` is the number of the last event that the client has."""
         ctx = self._resolve_tenant(ctx, request.get("tenant", ""))
-        self._limiter.charge(ctx.principal, REQUEST, operations.SUBSCRIBE)
+        if not take_prepayment():
+            charged = self._limiter.charge(ctx.principal, REQUEST, operations.SUBSCRIBE)
+            if charged is not None:
+                await charged
         self._check_requirements(ctx, operations.SUBSCRIBE)
-        task = self.access.get(ctx, request["id"])
+        try:
+            task = self.access.get(ctx, request["id"])
+        except OwnedElsewhere as other:
+            other.is_charged = True
+            raise
         facts = self.router.get_facts(task.record.header.agent or HUB)
         routing.check_agent_requirements(facts, ctx.extensions, True)
         count = task.record.count
@@ -240,7 +273,8 @@ class A2aServer:
 
     def list_tasks(self, ctx: RequestContext, request: Mapping[str, Any]) -> dict[str, Any]:
         size = request.get("pageSize", PAGE)
-        found = [task for task in self.access.list(ctx) if matches_filter(task, request)]
+        tasks = self.access.list(ctx, self._sender.list_elsewhere(ctx.principal))
+        found = [task for task in tasks if matches_filter(task, request)]
         start = find_page_start(found, request.get("pageToken"))
         page = limit_bytes(found[start : start + size], PAGE_BYTES)
         more = len(found) > start + len(page)

@@ -102,6 +102,8 @@ class PushNotifier:
         by_key = {task.key: task for task in self._tasks}
         for stored in self._store.load_pushes():
             task, version = by_key.get(stored.task), stored.config.get("version", "")
+            if task is not None and stored.id in self._hooks.get(task, ()):
+                continue  # loaded before
             if task is None or version not in BY_VERSION:
                 self._store.delete_push(stored.task, stored.id)
                 continue

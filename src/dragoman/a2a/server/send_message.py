@@ -5,7 +5,7 @@ whether it continues a task. The task runs `Hub.call`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Coroutine, Mapping
+from collections.abc import Awaitable, Coroutine, Iterable, Mapping
 from time import time
 from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
@@ -38,6 +38,7 @@ from dragoman.a2a.server.task import (
 from dragoman.a2a.server.task_access import TaskAccess
 from dragoman.core import errors
 from dragoman.core.call import NOTHING, MessageOrigin, Result, Updates, WantedUpdates
+from dragoman.core.cluster import find_mark
 from dragoman.core.hub import CallOptions, Hub
 from dragoman.core.ports import StoredTask
 from dragoman.core.principal import Principal
@@ -77,7 +78,18 @@ class MessageSender:
     def load(self) -> None:
         """Loads the tasks of an earlier hub."""
         self._tasks.load(self._build_stored)
-        for task in self._tasks:
+        self._note_keys(self._tasks)
+
+    def take_over(self, hub: str) -> None:
+        """Takes over the tasks of another hub that has ended."""
+        self._note_keys(self._tasks.take_over(hub, self._build_stored))
+
+    def list_elsewhere(self, principal: Principal) -> list[A2aTask]:
+        """Lists the tasks of a principal that other hubs own, to be shown."""
+        return self._tasks.list_elsewhere(principal, self._build_stored)
+
+    def _note_keys(self, tasks: Iterable[A2aTask]) -> None:
+        for task in tasks:
             for key in task.record.header.sends:
                 self._by_key[task.owner, key] = task
 
@@ -200,7 +212,8 @@ class MessageSender:
         header = A2aTaskHeader(
             context, there.agent, there.tool, ctx.version, 0, there.skill, trace_context.id
         )
-        record = A2aTaskRecord(request.get(operations.TASK_ID) or new_id(), header, time())
+        id = request.get(operations.TASK_ID) or new_id(self._hub.cluster.mark)
+        record = A2aTaskRecord(id, header, time())
         record.trace_context, record.arguments, record.schema = trace_context, arguments, schema
         record.continues = there.is_agent and there.facts.continues
         record.add_message(message, extra)
@@ -210,6 +223,8 @@ class MessageSender:
             state = SUBMITTED
         task: A2aTask = Task(principal, self._call, record, record.id, state)
         if ctx.key:
+            if self._hub.cluster.mark:
+                self._claim_key(ctx, task)
             self._note_key(ctx, task, message)
         self._tasks.insert(task)
         if not there.tool:
@@ -256,7 +271,7 @@ class MessageSender:
         if references:
             # The ids, here and at the agent, of those tasks of the same agent that the client may
             # read. Others are left out: to an agent behind the hub, all callers are one.
-            tasks = (self._access.find(ctx, id) for id in references)
+            tasks = (self._access.find_here(ctx, id) for id in references)
             found["references"] = [
                 (task.id, task.record.header.far)
                 for task in tasks
@@ -391,6 +406,19 @@ class MessageSender:
                 "this Idempotency-Key was used for another message; choose a new one",
             )
         return None if digest is None else task
+
+    def _claim_key(self, ctx: RequestContext, task: A2aTask) -> None:
+        """Several hubs may get the same message: one of them runs it. Raises `OwnedElsewhere` for a
+        message that another hub has taken."""
+        holder = self._tasks.claim_key(task, self._build_key(ctx))
+        if holder == task.id:
+            return
+        # A task that is just being created is not stored yet, but its id names its hub.
+        hub = self._tasks.find_hub(ctx.principal, holder) or find_mark(holder)
+        self._hub.cluster.check(hub)
+        raise errors.Overloaded(
+            "a message with this Idempotency-Key is being taken by another hub; send it again"
+        )
 
     # --- its call ------------------------------------------------------------------------------
 

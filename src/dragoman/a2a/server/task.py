@@ -27,6 +27,7 @@ from dragoman.core.call import (
     Question,
     Result,
     StatusMessage,
+    TaskNamed,
     Update,
 )
 from dragoman.core.errors import (
@@ -239,7 +240,7 @@ class A2aTaskRecord(TaskRecord):
         self._log_status(state)
 
     def take_update(self, task: Task[Any], update: Update) -> bool:
-        if task.finished or isinstance(update, LogMessage):
+        if task.finished or isinstance(update, LogMessage | TaskNamed):
             return False
         if isinstance(update, Artifact):
             self._log_artifact_update(update)
@@ -417,13 +418,14 @@ _WAITING = frozenset(STATES[state] for state in WAITS)
 _drawn = ""
 
 
-def new_id() -> str:
-    """A UUID of version 4. Chance is drawn for many at once: each time is a system call."""
+def new_id(mark: str = "") -> str:
+    """A UUID of version 4, which begins with the mark of the hub that owns it where there are
+    several. Chance is drawn for many at once: each time is a system call."""
     global _drawn
     if not _drawn:
         _drawn = urandom(512).hex()
     hex, _drawn = _drawn[:32], _drawn[32:]
-    return f"{hex[:8]}-{hex[8:12]}-4{hex[13:16]}-a{hex[17:20]}-{hex[20:]}"
+    return f"{mark or hex[:8]}-{hex[8:12]}-4{hex[13:16]}-a{hex[17:20]}-{hex[20:]}"
 
 
 _second, _millisecond = (0, ""), (0, "")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from dragoman.a2a.config import HUB
@@ -24,6 +24,20 @@ class TaskAccess:
         self._router = router
 
     def find(self, ctx: RequestContext, id: str) -> A2aTask | None:
+        """Raises `OwnedElsewhere` for a task of another hub."""
+        task = self.find_here(ctx, id)
+        if task is None and self._hub.cluster.mark:
+            self._check_owner(ctx.principal, id)
+        return task
+
+    def _check_owner(self, principal: Principal, id: str) -> None:
+        """Raises `OwnedElsewhere` if another hub has stored a task of that id."""
+        hub = self._tasks.find_hub(principal, id)
+        if hub is not None:
+            self._hub.cluster.check(hub)
+
+    def find_here(self, ctx: RequestContext, id: str) -> A2aTask | None:
+        """Finds a task of this hub."""
         try:
             task = self._tasks.get(ctx.principal, id)
         except NotFound:
@@ -36,10 +50,13 @@ class TaskAccess:
             raise A2aError(TASK_NOT_FOUND, f'task "{id[:100]}" was not found')
         return task
 
-    def list(self, ctx: RequestContext) -> Iterator[A2aTask]:
-        """The one that changed last comes first."""
+    def list(self, ctx: RequestContext, others: Sequence[A2aTask] = ()) -> Iterator[A2aTask]:
+        """The one that changed last comes first. `others` are the tasks of other hubs."""
         agent = self._find_agent(ctx)
-        for task in self._tasks.list_owned(ctx.principal):
+        tasks: Iterable[A2aTask] = self._tasks.list_owned(ctx.principal)
+        if others:
+            tasks = sorted([*tasks, *others], key=lambda task: task.updated, reverse=True)
+        for task in tasks:
             if self._is_visible(ctx, agent, task):
                 yield task
 
@@ -53,6 +70,8 @@ class TaskAccess:
         try:
             return self._tasks.get(principal, id).record.header.version
         except NotFound:
+            if self._hub.cluster.mark and isinstance(id, str):
+                self._check_owner(principal, id)
             return ""
 
     def _find_agent(self, ctx: RequestContext) -> str | None:

@@ -14,6 +14,7 @@ from typing import Any
 from dragoman.agents.manifest_agents import FOLDER
 from dragoman.agents.skills.skill_book import FOLDER as SKILLS
 from dragoman.app.config_watch import LiveConfig
+from dragoman.app.store_place import has_store, open_offline_place
 from dragoman.config import Config, load, slug_from_name
 from dragoman.core.catalog import Catalog
 from dragoman.core.errors import ConfigError, HubError
@@ -24,6 +25,7 @@ from dragoman.core.users import UserRecord
 from dragoman.oauth.server.config import find_issuer_name
 from dragoman.policy.ids import id_from_tool, split_id
 from dragoman.policy.lint import EntityLookup
+from dragoman.stores.database import StorePlace
 from dragoman.stores.keys import DATABASE, KeyRecord, KeyStore
 from dragoman.stores.registry import DATABASE as REGISTRY
 from dragoman.stores.registry import RegistryStore
@@ -192,14 +194,15 @@ def load_known_ids(home: Path, now: float) -> EntityLookup:
     """Collects the ids from the configuration, the keys and the registry of a home."""
     config = load(home / "config.toml")
     records: tuple[KeyRecord, ...] = ()
-    if (home / DATABASE).exists():
-        with closing(KeyStore(home)) as store:
-            records = store.list()
-    principals = list_principals(config, records, now)
-    if config.auth.server.enabled and (home / USERS).exists():
-        with closing(UsersDatabase(home)) as base:
-            principals += [user.build_principal() for user in UserStore(base).list()]
-    registered, skills = list_registered_agents(home), list_skills(home)
+    with open_offline_place(home, config) as place:
+        if has_store(place, DATABASE):
+            with closing(KeyStore(place)) as store:
+                records = store.list()
+        principals = list_principals(config, records, now)
+        if config.auth.server.enabled and has_store(place, USERS):
+            with closing(UsersDatabase(place)) as base:
+                principals += [user.build_principal() for user in UserStore(base).list()]
+        registered, skills = list_registered_agents(place), list_skills(home)
     return KnownIds(config, principals, registered, skills).is_known
 
 
@@ -212,14 +215,16 @@ def list_configured(config: Config) -> list[str]:
 
 def list_targets(home: Path) -> list[str]:
     """Lists the names of all servers, agents and skills of a home."""
-    return list_names(home, load(home / "config.toml"))
+    config = load(home / "config.toml")
+    with open_offline_place(home, config) as place:
+        return list_names(home, config, place)
 
 
-def list_names(home: Path, config: Config) -> list[str]:
-    """The same, of a home with that configuration."""
+def list_names(home: Path, config: Config, place: StorePlace) -> list[str]:
+    """The same, of a home with that configuration and stores."""
     return [
         *list_configured(config),
-        *list_registered_agents(home),
+        *list_registered_agents(place),
         *list_manifest_agents(home),
         *list_skills(home),
     ]
@@ -248,13 +253,13 @@ def list_skills(home: Path) -> list[str]:
     return SkillStore(home).list_names()
 
 
-def list_registered_agents(home: Path) -> list[str]:
+def list_registered_agents(place: StorePlace) -> list[str]:
     """Lists the external agents that were registered with a running hub; none if the store is
     unreadable, which other checks report."""
-    if not (home / REGISTRY).exists():
+    if not has_store(place, REGISTRY):
         return []
     try:
-        with closing(RegistryStore(home)) as store:
+        with closing(RegistryStore(place)) as store:
             return [str(row["entry"]["name"]) for row in store.list_agents()]
     except (HubError, KeyError, TypeError):
         return []

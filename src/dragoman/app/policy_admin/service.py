@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dragoman.app.config_watch import LiveConfig
 from dragoman.app.policy_admin.known_ids import LiveKnownIds
@@ -56,6 +56,9 @@ from dragoman.policy.policy_set import WARNING, PolicyFinding, PolicySet
 from dragoman.policy.reloader import PolicyReloader
 from dragoman.stores.keys import KeyStore
 from dragoman.stores.users import UserStore
+
+if TYPE_CHECKING:
+    from dragoman.policy.shared_policies import SharedPolicies
 
 log = logging.getLogger(__name__)
 
@@ -120,8 +123,11 @@ class PolicyService:
         catalogs: Mapping[str, Catalog],
         loaded: LoadedPolicies,
         find_tool: FindTool,
+        shared: SharedPolicies | None = None,
     ) -> None:
-        """`find_tool` resolves a name as a call would."""
+        """`find_tool` resolves a name as a call would. `shared` keeps the folder the same as those
+        of other hubs."""
+        self._shared = shared
         self._home = home
         self._audit = audit
         self._bus = bus
@@ -145,6 +151,8 @@ class PolicyService:
         """Finishes a change in progress."""
         self._is_closed = True
         await self._background.close(CHANGE_SECONDS, timeout=CHANGE_SECONDS)
+        if self._shared is not None:
+            self._shared.close()
 
     # --- the files, live -------------------------------------------------------------------------
 
@@ -154,6 +162,9 @@ class PolicyService:
             if self.reloader.is_stale:
                 self._known_ids.refresh()  # here: the linter reads them from its thread
             await self.reloader.poll()
+            if self._shared is not None:
+                async with self._changing:
+                    await self._shared.check(self.reloader)
             problem = self.reloader.problem
         except Exception as error:
             problem = f"the folder could not be checked: {error!r}"

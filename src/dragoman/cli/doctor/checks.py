@@ -132,10 +132,14 @@ def check_configuration(found: DoctorContext) -> Iterator[Finding]:
 
 def _has_agents(found: DoctorContext) -> bool:
     from dragoman.app.policy_admin.known_ids import list_registered_agents
+    from dragoman.app.store_place import open_offline_place
 
     config = found.config
     configured = config is not None and bool(config.agents or config.a2a.external_agents)
-    return configured or bool(list_registered_agents(found.home))
+    if configured:
+        return True
+    with open_offline_place(found.home, config) as place:
+        return bool(list_registered_agents(place))
 
 
 def check_running_hub(found: DoctorContext) -> Iterator[Finding]:
@@ -202,7 +206,7 @@ def check_keys(found: DoctorContext) -> Iterator[Finding]:
     if found.config is None or not found.home.is_dir():
         return
     host, auth = found.config.server.host, found.config.auth
-    count = _count_active_keys(found.home)
+    count = _count_active_keys(found)
     issuers = [find_issuer_name(one) for one in (*auth.jwt.issuers, auth.introspection) if one]
     if auth.server.enabled:
         issuers.append("this hub (dragoman users)")
@@ -224,15 +228,18 @@ def check_keys(found: DoctorContext) -> Iterator[Finding]:
         yield Finding("keys", "warning", said, "dragoman keys create NAME")
 
 
-def _count_active_keys(place: Path) -> int | None:
+def _count_active_keys(found: DoctorContext) -> int | None:
     """Counts the active keys; returns None if no key was ever created."""
-    if not (place / "hub.db").exists():
-        return None
+    from dragoman.app.store_place import has_store, open_offline_place
     from dragoman.stores.keys import KeyStore
 
-    with closing(KeyStore(place)) as store:
-        states = [record.get_state(time.time()) for record in store.list()]
-    return states.count("active") if states else None
+    with open_offline_place(found.home, found.config) as place:
+        if not has_store(place, "hub.db"):
+            return None
+        with closing(KeyStore(place)) as store:
+            records = store.list()
+        states = [record.get_state(time.time()) for record in records]
+        return states.count("active") if states else None
 
 
 def _is_loopback(host: str) -> bool:
@@ -518,8 +525,17 @@ def check_stores(found: DoctorContext) -> Iterator[Finding]:
     from dragoman.stores.store_inventory import FILES as STORE_FILES
     from dragoman.stores.store_inventory import find_obstacle, survey_stores
 
+    policies, database = found.home / found.config.policy.folder, None
     try:
-        losses = survey_stores(found.home, found.home / found.config.policy.folder).losses
+        if found.config.store.url is not None:
+            from dragoman.app.store_place import open_offline_place
+
+            with open_offline_place(found.home, found.config) as place:
+                assert not isinstance(place, Path)
+                database = place.read_identity()
+                said = f'the database at "{place.place}" answers; it needs its own backups'
+                yield Finding("stores", "ok", said)
+        losses = survey_stores(found.home, policies, database).losses
     except HubError as error:
         yield Finding("stores", "problem", str(error), "see: dragoman docs operations")
         return

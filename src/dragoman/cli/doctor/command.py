@@ -11,7 +11,7 @@ import click
 from dragoman.cli.base.errors import FAILED
 from dragoman.cli.base.hub_client import resolve_home
 from dragoman.cli.base.output import clean, common_options, print_json, style
-from dragoman.cli.doctor import checks, target_checks
+from dragoman.cli.doctor import checks, decision_checks, target_checks
 from dragoman.cli.doctor.findings import Check, DoctorContext, Finding, gather_context
 
 CHECKS: tuple[Check, ...] = (
@@ -33,6 +33,8 @@ CHECKS: tuple[Check, ...] = (
     target_checks.check_pins,
     target_checks.check_names,
     target_checks.check_target_keys,
+    decision_checks.check_approvals,
+    decision_checks.check_runs,
     checks.check_stores,
     checks.check_audit,
     checks.check_disk,
@@ -62,9 +64,9 @@ def doctor(deep: bool, home: str | None, as_json: bool) -> None:
     dragoman doctor --deep --json
 
     Checks this machine, the home, the configuration, each server and agent, policies, pins, keys,
-    the running hub, the audit log and the IDEs on this machine. Changes nothing. Works without a
-    hub, without a home and with an invalid configuration. Exits with 1 if there is a problem, but
-    not for warnings alone.
+    what waits for a decision, the running hub, the audit log and the IDEs on this machine. Changes
+    nothing. Works without a hub, without a home and with an invalid configuration. Exits with 1 if
+    there is a problem, but not for warnings alone.
     """
     place = Path(resolve_home(home))
     findings = run_checks(gather_context(place, deep))

@@ -17,6 +17,8 @@ from dragoman.core.errors import ConfigError
 from dragoman.home import DaemonRecord, read_daemon
 
 Level = Literal["ok", "info", "warning", "problem"]
+MAX_WAITING = 100
+"""Requests and runs that are counted; more are only said to be more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,10 @@ class DoctorContext:
     """The agents that the running hub reports."""
     pins: Sequence[Mapping[str, Any]] = ()
     """Quarantined and new pins of the running hub."""
+    approvals: Sequence[Mapping[str, Any]] = ()
+    """Requests for approval that wait, of the running hub; at most `MAX_WAITING`."""
+    undecided: Sequence[Mapping[str, Any]] = ()
+    """Runs of the running hub that need a decision; at most `MAX_WAITING`."""
 
     def find_variable(self, name: str) -> str | None:
         """Returns a variable as a hub started here would see it."""
@@ -93,3 +99,6 @@ def _gather_from_hub(found: DoctorContext, socket_path: str) -> None:
     with contextlib.suppress(hub_client.HubUnavailable, hub_client.HubProblem):
         for state in ("held", "new"):
             found.pins = [*found.pins, *get(f"/api/pins?state={state}")["pins"]]
+    with contextlib.suppress(hub_client.HubUnavailable, hub_client.HubProblem):
+        found.approvals = get(f"/api/approvals?state=pending&limit={MAX_WAITING}")["approvals"]
+        found.undecided = get(f"/api/runs?state=needs_decision&limit={MAX_WAITING}")["runs"]

@@ -353,14 +353,18 @@ def check_names(found: DoctorContext) -> Iterator[Finding]:
 
 def check_target_keys(found: DoctorContext) -> Iterator[Finding]:
     """Checks for keys of unknown servers and agents: loop detection does not work for them."""
-    if found.config is None or not (found.home / "hub.db").exists():
+    if found.config is None:
         return
     from dragoman.app.policy_admin.known_ids import list_targets
+    from dragoman.app.store_place import has_store, open_offline_place
     from dragoman.stores.keys import KeyStore
 
+    with open_offline_place(found.home, found.config) as place:
+        if not has_store(place, "hub.db"):
+            return
+        with closing(KeyStore(place)) as store:
+            records = store.list()
     known = list_targets(found.home)
-    with closing(KeyStore(found.home)) as store:
-        records = store.list()
     now = time.time()
     for record in records:
         if record.target and record.get_state(now) == "active" and record.target not in known:

@@ -4,14 +4,16 @@ To the hub the call simply takes long: it is reported as lasting, the task's sta
 progress, and at the end there is a result. A question of the task is a question of the call, and
 the call that continues it continues the same task. Cancelling the call cancels the task.
 
-The extension of 2026-07-28 (SEP-2663) is polled, and questions come with its status. In the form of
-2025-11-25 one request, `tasks/result`, stays open until the end, and questions come as requests of
-the server meanwhile: the sender of the hub's requests handles them.
+The extension of 2026-07-28 (SEP-2663) is polled, and questions come with its status. A caller that
+asks for its task later, such as a run of a workflow, gets a handle with all that continues it. In
+the form of 2025-11-25 one request, `tasks/result`, stays open until the end, and questions come as
+requests of the server meanwhile: the sender of the hub's requests handles them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,9 +22,9 @@ from secrets import token_hex
 from typing import Any, NamedTuple
 
 from dragoman.core import errors
-from dragoman.core.background import Background, start_task
+from dragoman.core.background import STOPPING, Background, start_task
 from dragoman.core.backoff import Backoff
-from dragoman.core.call import Call, Progress, Question, Result, TaskStarted, Updates
+from dragoman.core.call import Call, Progress, Question, Result, TaskNamed, TaskStarted, Updates
 from dragoman.core.principal import Principal
 from dragoman.core.question_handles import build_needs_input
 from dragoman.mcp.client.client_sessions import build_not_open
@@ -35,6 +37,8 @@ log = logging.getLogger(__name__)
 
 HANDLE = "task:"
 """Begins the handle of a task's questions; `protocol.elicitation` has the other beginnings."""
+NAMED = f"{HANDLE}="
+"""Begins a handle that contains the task, for callers that may ask for it after a restart."""
 LONGEST_POLL = 60.0
 """Seconds between two polls at most, whatever the server suggests."""
 POLL_SECONDS = 30.0
@@ -143,8 +147,24 @@ class UpstreamTasks:
     async def follow(self, created: Any, call: Call, send: SendTaskRequest) -> Result:
         """The extension: from the response that created a task to its result, or questions."""
         task = self._start(created, call.updates)
-        with self._cancel_on_error(task, send):
+        if call.task is not None:
+            place = f'server "{self.server}"'
+            call.updates(TaskNamed(handle=_build_handle(task), id=task.id, place=place))
+        with self._cancel_on_error(task, send, call):
             return await self._poll(task, call, send)
+
+    async def ask_about(self, call: Call, send: SendTaskRequest) -> Result:
+        """Asks once how a task stands, or cancels it."""
+        task = self._parse_handle(call)
+        if call.cancels:
+            try:
+                await send("tasks/cancel", {"taskId": task.id}, CANCEL_SECONDS)
+            except errors.WorkFailed as error:  # it has ended, or is forgotten
+                log.debug('a task of server "%s" was not cancelled: %s', self.server, error)
+            return Result()
+        status, size = await self._get(task, send)
+        found = self._judge(task, status, size, call, send)
+        return found or Result(unfinished=True, handle=_build_handle(task))
 
     async def wait_result(
         self, created: Any, updates: Updates, send: SendTaskRequest, *, is_watched: bool
@@ -172,18 +192,21 @@ class UpstreamTasks:
 
     async def resume(self, call: Call, send: SendTaskRequest) -> Result:
         """Continues the task that asked, with the answers that `call` brings, if any."""
-        found = self._suspended.pop(call.handle or "", None)
-        if found is None:
-            raise build_not_open(call)
-        task = found.task
-        found.timer.cancel()
+        if (call.handle or "").startswith(NAMED):
+            task = self._parse_handle(call)
+        else:
+            found = self._suspended.pop(call.handle or "", None)
+            if found is None:
+                raise build_not_open(call)
+            task = found.task
+            found.timer.cancel()
         if call.answers is None:
             self._cancel(task.id, send)
             raise errors.WorkFailed(
                 f'the task of server "{self.server}" was cancelled: its question was not answered'
             )
         call.updates(TaskStarted())
-        with self._cancel_on_error(task, send):
+        with self._cancel_on_error(task, send, call):
             if call.answers:
                 await self._update(task, call, send)
             return await self._poll(task, call, send)
@@ -198,25 +221,45 @@ class UpstreamTasks:
     # --- the extension -------------------------------------------------------------------------
 
     async def _poll(self, task: UpstreamTask, call: Call, send: SendTaskRequest) -> Result:
-        """Polls until there is a result or a question."""
+        """Polls until there is a result or a question, or until the attached time of the call is
+        over."""
         pauses, failures = self._build_backoff(1.5), 0
-        while True:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + call.task.attached_secs if call.task is not None else None
+        while until is None or loop.time() < until:
             await asyncio.sleep(task.pause or pauses.next_delay())
             try:
                 status, size = await self._get(task, send)
                 failures = 0
             except (errors.Unreachable, errors.TimedOut) as error:
                 failures += 1
+                if failures >= MAX_FAILURES and until is not None:
+                    break  # it is asked for later
                 await self._back_off(failures, error)
                 continue
-            task.update(status, call.updates)
-            state = status.get("status")
-            if state == "completed":
-                return result_from_mcp(_strip_task(status.get("result")), size, self.server)
-            if state in ("failed", "cancelled"):
-                raise self._build_failure(status)
-            if state == "input_required" and (asked := self._find_questions(task, status)):
-                return self._suspend(task, asked, call, send)
+            if (found := self._judge(task, status, size, call, send)) is not None:
+                return found
+        return Result(unfinished=True, handle=_build_handle(task))
+
+    def _judge(
+        self,
+        task: UpstreamTask,
+        status: Mapping[str, Any],
+        size: int,
+        call: Call,
+        send: SendTaskRequest,
+    ) -> Result | None:
+        """Returns the result or the questions of a task; None while it works. Raises if it
+        failed."""
+        task.update(status, call.updates)
+        state = status.get("status")
+        if state == "completed":
+            return result_from_mcp(_strip_task(status.get("result")), size, self.server)
+        if state in ("failed", "cancelled"):
+            raise self._build_failure(status)
+        if state == "input_required" and (asked := self._find_questions(task, status)):
+            return self._suspend(task, asked, call, send)
+        return None
 
     async def _get(self, task: UpstreamTask, send: SendTaskRequest) -> tuple[dict[str, Any], int]:
         try:
@@ -253,6 +296,8 @@ class UpstreamTasks:
         if problem := build_needs_input(questions, call):
             self._cancel(task.id, send)
             raise problem
+        if call.task is not None:
+            return Result(questions=questions, handle=_build_handle(task))
         most = self._limits.max_suspended
         if len(self._suspended) >= most:
             raise errors.Overloaded(f'too many questions of server "{self.server}" are open')
@@ -318,10 +363,18 @@ class UpstreamTasks:
         await asyncio.sleep(self._build_backoff(2.0).delay(failures + 1))
 
     @contextmanager
-    def _cancel_on_error(self, task: UpstreamTask, send: SendTaskRequest) -> Iterator[None]:
-        """Cancels the task if the call is cancelled or fails, unless the task has ended."""
+    def _cancel_on_error(
+        self, task: UpstreamTask, send: SendTaskRequest, call: Call | None = None
+    ) -> Iterator[None]:
+        """Cancels the task if the call is cancelled or fails, unless the task has ended, or the
+        caller asks for it after the next start of the hub."""
         try:
             yield
+        except asyncio.CancelledError as error:
+            is_left = call is not None and call.task is not None
+            if not is_left or error.args[:1] != (STOPPING,):
+                self._cancel(task.id, send)
+            raise
         except (errors.WorkFailed, errors.NeedsInput) as error:
             if isinstance(error, UnansweredQuestion):
                 self._cancel(task.id, send)
@@ -342,9 +395,16 @@ class UpstreamTasks:
         text = str(native.get("message", ""))[:300]
         return errors.WorkFailed(f'a task of server "{self.server}" failed: {text}', native)
 
-    def _build_lost(self, error: errors.WorkFailed) -> errors.WorkFailed:
+    def _parse_handle(self, call: Call) -> UpstreamTask:
+        try:
+            id, answered = json.loads((call.handle or "").removeprefix(NAMED))
+            return UpstreamTask(str(id), self._limits.shortest_poll, answered=list(answered))
+        except (ValueError, TypeError):  # it was sealed, so another version has made it
+            raise build_not_open(call) from None
+
+    def _build_lost(self, error: errors.WorkFailed) -> errors.TaskLost:
         """Explains the server's error: the client knows of no task."""
-        return errors.WorkFailed(
+        return errors.TaskLost(
             f'server "{self.server}" no longer knows the task that it made of this call; it may '
             f"have expired, or the server was restarted ({error})"
         )
@@ -358,6 +418,10 @@ class UpstreamTasks:
             await send("tasks/cancel", {"taskId": id}, CANCEL_SECONDS)
         except errors.HubError as error:
             log.info('a task of server "%s" could not be cancelled: %s', self.server, error)
+
+
+def _build_handle(task: UpstreamTask) -> str:
+    return NAMED + json.dumps([task.id, task.answered])
 
 
 def _strip_task(result: Any) -> Any:

@@ -21,7 +21,7 @@ from dragoman.core.bus import Bus
 from dragoman.core.call import NO_UPDATES, URL, Call, Result
 from dragoman.core.catalog import Catalog
 from dragoman.core.events import ElicitationCompleted, ResourceUpdated
-from dragoman.core.holders import bind_handle, find_holder, open_handle, require_holder
+from dragoman.core.holders import bind_handle, bind_named, find_holder, open_handle, require_holder
 from dragoman.core.ports import ClientAsker, SchemaCompiler, Viewer
 from dragoman.core.question_handles import build_needs_input, can_answer
 from dragoman.core.structs import replace as replace_fields
@@ -344,6 +344,8 @@ class Upstream:
         assert self.holders is not None
         view = self.holders.find_view(session, holder)
         call = _open_holder_handle(call, holder)
+        if call.task is not None:
+            call = replace_fields(call, updates=bind_named(call.updates, holder))
         if view is not None:
             result = await self._route(view, call)
         else:
@@ -378,7 +380,8 @@ class Upstream:
                     choice.note_shared(call.client)
                 return self._call_shared(session, call)
         elif remote_tasks.is_task_handle(call.handle):
-            return self.tasks.resume(call, self._build_task_sender(call))
+            follow = self.tasks.ask_about if call.sends_nothing else self.tasks.resume
+            return follow(call, self._build_task_sender(call))
         return self._choose_session(session, call)
 
     async def _choose_session(self, session: UpstreamSession, call: Call) -> Result:

@@ -26,13 +26,21 @@ log = logging.getLogger(__name__)
 
 PREPARE_SECONDS = 10.0
 """How long a list waits for what is found out about its client; changes are announced later."""
+Place = Callable[[Sequence[ServerEntry]], list[ServerEntry]]
 
 
 class UpstreamManager:
     def __init__(
-        self, make: Callable[[ServerEntry], Upstream], catalogs: Mapping[str, Catalog], bus: Bus
+        self,
+        make: Callable[[ServerEntry], Upstream],
+        catalogs: Mapping[str, Catalog],
+        bus: Bus,
+        place: Place = list,
     ) -> None:
+        """`place` replaces the entries of servers that run at another hub."""
         self._make = make
+        self._place = place
+        self._applying = asyncio.Lock()
         self._catalogs = catalogs
         self._running: dict[str, Upstream] = {}
         self._entries: list[ServerEntry] = []
@@ -41,7 +49,18 @@ class UpstreamManager:
 
     async def apply(self, entries: Sequence[ServerEntry]) -> None:
         """Starts, stops and restarts servers as `entries` say; unchanged ones keep running."""
-        wanted = {entry.name: entry for entry in entries if entry.enabled}
+        async with self._applying:
+            await self._apply(entries)
+
+    async def follow_placement(self) -> None:
+        """Applies a change of what `place` returns."""
+        async with self._applying:
+            now = {entry.name: entry for entry in self._place(self._entries) if entry.enabled}
+            if any(now.get(name) != one.entry for name, one in self._running.items()):
+                await self._apply(self._entries)
+
+    async def _apply(self, entries: Sequence[ServerEntry]) -> None:
+        wanted = {entry.name: entry for entry in self._place(entries) if entry.enabled}
         changed = [
             upstream
             for name, upstream in self._running.items()
@@ -61,7 +80,8 @@ class UpstreamManager:
         if upstream is None:
             return False
         await _stop_all([upstream])
-        self._start(entry for entry in self._entries if entry.enabled and entry.name == name)
+        placed = self._place(self._entries)
+        self._start(entry for entry in placed if entry.enabled and entry.name == name)
         return True
 
     def _client_gone(self, event: ClientGone) -> None:

@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from dragoman.core import kept_results
 from dragoman.core.background import Background
 from dragoman.core.call import (
     ABSENT,
@@ -21,8 +22,10 @@ from dragoman.core.call import (
     WantedUpdates,
     discard_update,
 )
+from dragoman.core.cluster import Ownership, find_mark, make_id
 from dragoman.core.errors import BadReply, HubError, InvalidInput, WorkFailed
 from dragoman.core.hub import CallOptions, Hub
+from dragoman.core.question_handles import find_handle_mark
 from dragoman.core.rate_limiter import RateBudget
 from dragoman.core.structs import replace
 from dragoman.core.tasks import Task
@@ -87,7 +90,7 @@ class CallHandler:
         if isinstance(parsed, str):
             return rpc.encode_error(request.id, rpc.INVALID_PARAMS, parsed)
         name, arguments = parsed
-        options = _parse_options(request, kind, carried)
+        options = _parse_options(request, kind, carried, self.hub.cluster)
         if isinstance(options, str):
             return rpc.encode_error(request.id, rpc.INVALID_PARAMS, options)
         try:
@@ -159,7 +162,7 @@ class CallHandler:
             return render_tool_result(result, tool, revision)
 
         record = ToolTaskRecord(name, render, features, options.updates)
-        task: ToolTask = Task(client.principal, work, record)
+        task: ToolTask = Task(client.principal, work, record, make_id(self.hub.cluster))
         if revision.has_task_extension:
             made = await self._tasks.run_call(task, revision, options.answers, options.handle)
             return rpc.encode_result(request.id, made) if isinstance(made, dict) else (tool, made)
@@ -260,11 +263,14 @@ def _parse_completion(params: Mapping[str, Any], revision: Revision) -> ParsedCa
 
 
 def _parse_options(
-    request: McpRequest, kind: str, carried: TraceContext | None
+    request: McpRequest, kind: str, carried: TraceContext | None, ownership: Ownership
 ) -> CallOptions | str:
     """Returns the options of the call, or what is wrong with them: what the client can be asked,
-    the log level that it wants, its answers and their handle."""
+    the log level that it wants, its answers and their handle. Raises `OwnedElsewhere` if another
+    hub can open the handle, or has kept the result that is read."""
     client, params, revision, push = request.client, request.params, request.revision, request.push
+    if kind == RESOURCE and params["uri"].startswith(kept_results.PREFIX):
+        ownership.check(find_mark(params["uri"].removeprefix(kept_results.PREFIX)))
     answers: dict[str, Any] | None = None
     handle: str | None = None
     has_updates = push is not None
@@ -284,6 +290,8 @@ def _parse_options(
             if isinstance(parsed, str):
                 return parsed
             answers, handle = parsed
+            if handle is not None:
+                ownership.check(find_handle_mark(handle))
     updates: Updates = discard_update
     wanted = NO_UPDATES
     if has_updates:

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from dragoman.core.call import LEVELS
+from dragoman.core.cluster import OF_ANOTHER_HUB, OwnedElsewhere, take_prepayment
 from dragoman.core.errors import RateLimited
 from dragoman.core.events import RootsChanged
 from dragoman.core.hub import Hub
@@ -57,6 +58,8 @@ FREE = frozenset({"tasks/cancel", "resources/unsubscribe", "resources/subscribe"
 """Requests that are not charged: those that end something must not be refused, and a subscription
 is a call, which the pipeline charges."""
 INSTRUCTIONS: Budget = 4_000, 16_000
+FORWARDED_DOORS = frozenset({"mcp-http"})
+"""The entry points whose requests can be forwarded to another hub."""
 NO_FIELDS: Mapping[bytes, bytes] = MappingProxyType({})
 """For transports without headers."""
 NO_NAMES: frozenset[str] = frozenset()
@@ -96,7 +99,7 @@ class McpServer:
         self._limiter = hub.limiter
         self.lists = list_pages.ListPages(hub, key or os.urandom(32), list_aliases)
         tasks = build_task_registry() if tasks is None else tasks
-        self.tasks = McpTasks(tasks, task_after, question_seconds, self._permits)
+        self.tasks = McpTasks(tasks, task_after, question_seconds, self._permits, hub.cluster)
         clients = ConnectedClients() if clients is None else clients
         self.subscriptions = Subscriptions(hub, self.tasks, self.lists, clients)
         self.call_handler = CallHandler(
@@ -115,7 +118,7 @@ class McpServer:
             "logging/setLevel": _set_log_level,
             "resources/subscribe": self.subscriptions.subscribe,
             "resources/unsubscribe": self.subscriptions.unsubscribe,
-            "subscriptions/listen": self.subscriptions.listen,
+            "subscriptions/listen": self._listen,
             **dict.fromkeys(list_pages.METHODS, self._list),
             **dict.fromkeys(TASK_METHODS, self._answer_task_method),
         }
@@ -173,7 +176,11 @@ class McpServer:
             kind = CALLS.get(method)
             if kind is not None:
                 return await self.call_handler.answer(request, kind, parse_trace(fields, meta))
-            if method not in FREE and (refusal := self._charge(request)) is not None:
+            if (
+                method not in FREE
+                and (charged := self._charge(request)) is not None
+                and (refusal := await charged) is not None
+            ):
                 return refusal
             work = self._methods[method](request)
             del message, params, meta, request  # a request to listen may last for days
@@ -182,13 +189,15 @@ class McpServer:
             answer = encode_crash(id, error)
             return answer if is_request else None
 
-    def _charge(self, request: McpRequest) -> bytes | None:
-        """Charges a request that is no call; returns the answer if it is refused."""
+    def _charge(self, request: McpRequest) -> Awaitable[bytes | None] | None:
+        """Charges a request that is no call; returns what finds the answer if it is refused."""
+        if take_prepayment():
+            return None
         try:
-            self._limiter.charge(request.client.principal, REQUEST, request.method)
+            charged = self._limiter.charge(request.client.principal, REQUEST, request.method)
         except RateLimited as refusal:
-            return encode_error(request.id, refusal, request.revision)
-        return None
+            return _answer_refused(request, refusal)
+        return None if charged is None else _answer_unless_charged(request, charged)
 
     async def answer_tracked(
         self,
@@ -214,6 +223,10 @@ class McpServer:
         running[key] = cancel = task.cancel
         try:
             return await self.answer(message, client, push, fields)
+        except OwnedElsewhere:
+            if client.door in FORWARDED_DOORS:
+                raise
+            return rpc.encode_error(id, rpc.INVALID_PARAMS, OF_ANOTHER_HUB)
         finally:
             if running.get(key) is cancel:
                 del running[key]
@@ -295,7 +308,9 @@ class McpServer:
         client, revision, view = request.client, request.revision, request.client.view
         assert isinstance(view, NamedView)
         query, limit = parse_find(arguments)
-        self._limiter.charge(client.principal, REQUEST, FIND_TOOLS)
+        charged = self._limiter.charge(client.principal, REQUEST, FIND_TOOLS)
+        if charged is not None:
+            await charged
         hidden = await self._prepare_list(request, TOOL)
         found = await self._finder.find(client, query, limit, hidden)
         style, lists = self._style_of(_find_client_name(request)), self.lists
@@ -327,13 +342,38 @@ class McpServer:
         features = request.client.features
         if not request.revision.has_sessions:
             features = request.params["_meta"][CAPABILITIES_KEY]
-        answer = self.tasks.handle(request, features)
-        return answer if isinstance(answer, bytes) else await answer
+        try:
+            answer = self.tasks.handle(request, features)
+            return answer if isinstance(answer, bytes) else await answer
+        except OwnedElsewhere as other:
+            other.is_charged = request.method not in FREE
+            raise
+
+    async def _listen(self, request: McpRequest) -> bytes:
+        work = self.subscriptions.listen(request)
+        del request  # it may last for days
+        try:
+            return await work
+        except OwnedElsewhere as other:
+            other.is_charged = True
+            raise
 
 
 ID_IN_USE = "a request with this id is still running"
 
 # --- requests -----------------------------------------------------------------------------------
+
+
+async def _answer_refused(request: McpRequest, refusal: RateLimited) -> bytes:
+    return encode_error(request.id, refusal, request.revision)
+
+
+async def _answer_unless_charged(request: McpRequest, charged: Awaitable[None]) -> bytes | None:
+    try:
+        await charged
+    except RateLimited as refusal:
+        return await _answer_refused(request, refusal)
+    return None
 
 
 async def _answer_batch(
@@ -351,7 +391,10 @@ async def _answer_batch(
         problem = _find_batch_flaw(message)
         if problem is not None:
             return rpc.encode_error(rpc.find_id(message), rpc.INVALID_REQUEST, problem)
-        return await answer(message)
+        try:
+            return await answer(message)
+        except OwnedElsewhere:  # the other messages of the batch have effects here
+            return rpc.encode_error(rpc.find_id(message), rpc.INVALID_PARAMS, OF_ANOTHER_HUB)
 
     # Exceptions are the cancellation of single requests.
     answers = await asyncio.gather(*map(answer_item, messages), return_exceptions=True)

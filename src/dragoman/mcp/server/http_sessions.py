@@ -2,8 +2,9 @@
 
 A session's id is sealed: it contains the revision, the client's capabilities and name, and a MAC
 under the home's key binds it to the principal. So a session survives a restart of the hub, and an
-id can be neither forged nor used by another principal. Sessions are small, bounded in number, and
-dropped when idle.
+id can be neither forged nor used by another principal. It names the hub that owns the session:
+where there are several, requests of the session are forwarded to that one. Sessions are small,
+bounded in number, and dropped when idle.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ import hmac
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from itertools import islice
-from secrets import token_hex
 from time import monotonic
 from typing import Any, Protocol
 
 from dragoman.core.access import WhyEnded, explain_lost_access
+from dragoman.core.cluster import SINGLE_HUB, Ownership, find_mark, make_id
 from dragoman.core.principal import Principal
 from dragoman.core.tool_filter import EVERYTHING, View
 from dragoman.mcp.protocol.elicitation import add_task_support
@@ -110,8 +111,11 @@ class SessionObserver(Protocol):
 
 
 class HttpSessions:
-    def __init__(self, key: bytes, observer: SessionObserver) -> None:
+    def __init__(
+        self, key: bytes, observer: SessionObserver, ownership: Ownership = SINGLE_HUB
+    ) -> None:
         self._key = key
+        self._ownership = ownership
         self._observer = observer
         self._store = ReplayStore()
         self._open: Order = OrderedDict()
@@ -126,7 +130,8 @@ class HttpSessions:
 
     def begin(self, client: ClientState) -> HttpSession:
         """Creates the session of a client that has completed `initialize`."""
-        nonce = f"{int(client.revision)}{pack_capabilities(client.features):02x}{token_hex(16)}"
+        nonce = f"{int(client.revision)}{pack_capabilities(client.features):02x}"
+        nonce += make_id(self._ownership)
         name = client.client_name.encode("utf-8", "replace")[:MAX_NAME].hex()
         id = nonce + self._seal(nonce + name, client.principal, client.endpoint) + name
         session = HttpSession(id, client.principal, client.endpoint, client.revision, self._store)
@@ -156,6 +161,7 @@ class HttpSessions:
             return None
         if id[0] not in _REVISIONS:
             return None
+        self._ownership.check(find_mark(id[3:]))
         session = HttpSession(id, principal, endpoint, ORDERED[int(id[0])], self._store)
         session.features = add_task_support(unpack_capabilities(int(id[1:3], 16)))
         session.client_name = bytes.fromhex(name).decode("utf-8", "ignore")
@@ -169,6 +175,13 @@ class HttpSessions:
         self._ended[session.id] = None
         while len(self._ended) > MAX_ENDED:
             self._ended.popitem(last=False)
+
+    def abandon(self) -> None:
+        """Another hub owns the sessions: cancels their requests, and forgets them here."""
+        for session in list(self._open.values()):
+            for cancel in tuple(session.running.values()):
+                cancel()
+            self._drop(session)
 
     def end_principals(self, why_ended: WhyEnded) -> None:
         for session in list(self._open.values()):

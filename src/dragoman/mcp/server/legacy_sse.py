@@ -15,6 +15,7 @@ from urllib.parse import parse_qs
 
 from dragoman.core.access import WhyEnded
 from dragoman.core.background import Work, resolve, start_task
+from dragoman.core.cluster import find_mark, make_id
 from dragoman.core.principal import Principal
 from dragoman.core.tool_filter import EVERYTHING, View
 from dragoman.mcp.protocol.revisions import find_version
@@ -158,7 +159,7 @@ class LegacySseTransport:
             await self._serve(SseClient(request, principal, endpoint))
 
     async def _serve(self, client: SseClient) -> None:
-        id = token_hex(16)
+        id = make_id(self.server.hub.cluster)
         request = client.request
         self._clients[id] = client
         slot = self._keepalive.add(client, request.loop)
@@ -177,7 +178,10 @@ class LegacySseTransport:
         if request.method != "POST":
             refuse_method(request, "use POST", b"POST")
             return
-        client = self._clients.get(_find_session_id(request.query))
+        id = _find_session_id(request.query)
+        client = self._clients.get(id)
+        if client is None:
+            self.server.hub.cluster.check(find_mark(id))
         if client is None or client.principal != principal:
             refuse(request, 404, "session not found; open a new one with GET /sse")
             return

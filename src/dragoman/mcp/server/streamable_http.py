@@ -43,7 +43,7 @@ UNLIMITED = frozenset(
 class StreamableHttpTransport:
     def __init__(self, server: McpServer, key: bytes) -> None:
         self.server = server
-        self.sessions = HttpSessions(key, server.subscriptions)
+        self.sessions = HttpSessions(key, server.subscriptions, server.hub.cluster)
         self.keepalive = Keepalive()
         self._find_mismatch = HeaderCheck(server.hub).find_mismatch
         self._closed = False

@@ -8,7 +8,6 @@ result. The hub does so for a call that the upstream runs as a task, and for one
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
@@ -18,6 +17,7 @@ from typing import Any, TypeAlias
 
 from dragoman.core.background import resolve
 from dragoman.core.call import Progress, Result, Update, Updates, discard_update
+from dragoman.core.cluster import SINGLE_HUB, OwnedElsewhere, Ownership, find_mark
 from dragoman.core.errors import AuthorizationError, HubError, NotFound, Overloaded, ShuttingDown
 from dragoman.core.ports import TASK_CANCEL, TASK_READ
 from dragoman.core.task_registry import TaskLimits, TaskRegistry, VolatileTaskStore, task_not_found
@@ -109,9 +109,15 @@ Permits = Callable[[ClientState, str, str], bool]
 
 class McpTasks:
     def __init__(
-        self, tasks: ToolTaskRegistry, after: float, question_seconds: float, permits: Permits
+        self,
+        tasks: ToolTaskRegistry,
+        after: float,
+        question_seconds: float,
+        permits: Permits,
+        ownership: Ownership = SINGLE_HUB,
     ) -> None:
         self._tasks = tasks
+        self.ownership = ownership
         self._permits = permits
         self._after = after
         """Seconds until a call becomes a task."""
@@ -225,7 +231,11 @@ class McpTasks:
         return rpc.encode_result(id, shape_members({}, revision))
 
     def find_task(self, client: ClientState, id: Any) -> ToolTask:
-        task = self._tasks.get(client.principal, id)
+        try:
+            task = self._tasks.get(client.principal, id)
+        except NotFound:
+            self.ownership.check(find_mark(str(id)))
+            raise
         if not self._permits(client, TASK_READ, task.record.tool):
             raise task_not_found(task.id)
         return task
@@ -315,11 +325,19 @@ class McpTasks:
     def subscribe(
         self, ids: Iterable[str], client: ClientState, notify: Notify
     ) -> TaskSubscription:
-        """Follows those of the ids that are tasks of this client."""
+        """Follows those of the ids that are tasks of this client. If all are tasks of one other
+        hub, that hub serves the request."""
         found: list[ToolTask] = []
+        elsewhere: dict[str, OwnedElsewhere] = {}
         for id in dict.fromkeys(ids):
-            with contextlib.suppress(NotFound):
+            try:
                 found.append(self.find_task(client, id))
+            except NotFound:
+                pass
+            except OwnedElsewhere as other:
+                elsewhere[other.mark] = other
+        if len(elsewhere) == 1 and not found:
+            raise next(iter(elsewhere.values()))
         return TaskSubscription(found, notify)
 
 

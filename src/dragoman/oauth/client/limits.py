@@ -40,6 +40,8 @@ class OAuthLimits:
     """How often a login is asked for because the same scopes are missing."""
     max_holders: int = 10_000
     """How many holders' tokens are kept in memory; others are read again."""
+    mark: str = ""
+    """How the ids of logins begin: with the id of the hub, where there are several."""
 
 
 LIMITS = OAuthLimits()

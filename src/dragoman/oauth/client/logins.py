@@ -68,7 +68,7 @@ class PendingLogins(Generic[Pending]):
             del self._by_id[id]
         while len(self._by_id) >= self._limits.max_logins:
             del self._by_id[next(iter(self._by_id))]
-        id = secrets.token_urlsafe(32)
+        id = self._limits.mark + secrets.token_urlsafe(32)
         self._by_id[id] = pending
         return id
 

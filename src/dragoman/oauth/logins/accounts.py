@@ -8,7 +8,7 @@ there.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -54,6 +54,8 @@ class OAuthServices:
     resolve_secret: ResolveSecret
     redirect_uri: Callable[[], str]
     client_metadata_url: Callable[[], str]
+    mark: str = ""
+    """How the ids of logins begin, where there are several hubs."""
 
 
 class LoginAccount:
@@ -89,6 +91,7 @@ class LoginAccount:
     def tokens(self) -> TokenManager:
         if self._tokens is None:
             # Imported here: most hubs have no server that needs a login.
+            from dragoman.oauth.client.limits import LIMITS
             from dragoman.oauth.client.tokens import TokenManager
 
             spec, services = self.spec, self._services
@@ -102,6 +105,7 @@ class LoginAccount:
                 services.client_metadata_url,
                 spec.name,
                 notify=lambda holder, status: self._note_status(self, holder, status),
+                limits=replace(LIMITS, mark=services.mark),
             )
         return self._tokens
 

@@ -20,6 +20,7 @@ from dragoman.core.access import USER_REMOVED, WhyEnded
 from dragoman.core.background import Background, resolve
 from dragoman.core.bus import Bus
 from dragoman.core.call import Call
+from dragoman.core.cluster import SINGLE_HUB, Ownership, find_mark
 from dragoman.core.errors import (
     Denied,
     HubError,
@@ -114,6 +115,7 @@ class HubLoginDesk:
         find_base: Callable[[], str | None],
         may_administer: Callable[[Principal], bool],
         note_login: Callable[[LoginAccount, str], None],
+        ownership: Ownership = SINGLE_HUB,
     ) -> None:
         """`find_base` returns the address at which browsers reach the hub, if it has one;
         `note_login` is called when the credential of a holder is new or was removed."""
@@ -121,6 +123,7 @@ class HubLoginDesk:
         self.find_base = find_base
         self._may_administer = may_administer
         self._note_login = note_login
+        self._ownership = ownership
         self._accounts: dict[str, LoginAccount] = {}
         self._logins: dict[str, Login] = {}
         self._states: dict[str, Login] = {}
@@ -216,7 +219,8 @@ class HubLoginDesk:
         self._sweep(now)
         self._check_room(holder)
         done: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        login = Login(token_urlsafe(24), account, holder, by, scopes, now + LINK_SECONDS, done)
+        id = self._ownership.mark + token_urlsafe(24)
+        login = Login(id, account, holder, by, scopes, now + LINK_SECONDS, done)
         self._logins[login.id] = login
         self._bus.emit(LoginNeeded(account.name, render_holder(holder), " ".join(scopes)))
         return login
@@ -241,11 +245,14 @@ class HubLoginDesk:
         }
 
     def find_login(self, id: str) -> Login | None:
+        """Raises `OwnedElsewhere` for a login of another hub, as the next two do."""
+        if id not in self._logins:
+            self._ownership.check(find_mark(id))
         return self._logins.get(id)
 
     def get_own_login(self, id: str, by: Principal) -> Login:
         """Finds a login of the principal; raises `NotFound`."""
-        login = self._logins.get(id)
+        login = self.find_login(id)
         if login is None or login.by.key != by.key:
             raise NotFound(f'there is no login "{id[:60]}"')
         return login
@@ -268,6 +275,8 @@ class HubLoginDesk:
 
     def find_started(self, state: str) -> Login | None:
         login = self._states.get(state)
+        if login is None:
+            self._ownership.check(find_mark(state))
         return login if login is not None and login.state == STARTED else None
 
     async def finish(self, login: Login, state: str, query: Mapping[str, str]) -> None:
@@ -307,7 +316,14 @@ class HubLoginDesk:
         device = await account.tokens.begin_device_login(holder, scopes)
         done: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         login = Login(
-            token_urlsafe(24), account, holder, by, scopes, device.expires_at, done, STARTED
+            self._ownership.mark + token_urlsafe(24),
+            account,
+            holder,
+            by,
+            scopes,
+            device.expires_at,
+            done,
+            STARTED,
         )
         self._logins[login.id] = login
         self._background.spawn(self._poll_device(login, device.id, device.interval))

@@ -31,6 +31,8 @@ PAGE = 4096
 """Pages of the page cache have this size or a multiple of it."""
 
 TRAILER_BYTES = chain.TIP.size + 32
+FULL_PAGE = PAGE - TRAILER_BYTES
+"""A page with more bytes has no room for a trailer."""
 PARTIAL = f"only a part of an entry was written to {JOURNAL}"
 KINDS = {chain.INTENT.encode(): chain.INTENT, chain.OUTCOME.encode(): chain.OUTCOME}
 
@@ -53,7 +55,8 @@ class Journal:
         for entry in entries:
             records.append(entry)
             end += len(entry)
-            if gap := measure_gap(end):
+            if end % PAGE > FULL_PAGE:  # as after few entries
+                gap = measure_gap(end)
                 records.append(bytes(gap))
                 end += gap
         if end + TRAILER_BYTES > SIZE:

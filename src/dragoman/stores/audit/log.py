@@ -82,6 +82,9 @@ class SqliteAuditLog:
         self._unsaved: list[chain.EntryRow] = []
         """Entries in the chain that are not in the database yet. The journal contains them, so its
         size bounds them, apart from the outcomes of running calls."""
+        self.copied_seq: int | None = None
+        """Entries after this number are not pruned, because they are still to be copied to another
+        database; None if they are not copied."""
         self.last_pruned = chain.ORIGIN
         self._unwritten: list[bytes] = []
         """Sealed entries of the chain that are not in the journal yet."""
@@ -409,7 +412,9 @@ class SqliteAuditLog:
     def _prune_batch(self, before: float, max_entries: int) -> int:
         if not self._save(can_wait=True):
             return 0
-        oldest_running = next(iter(self._running), self.tip.seq + 1)
+        keep_from = next(iter(self._running), self.tip.seq + 1)
+        if self.copied_seq is not None:
+            keep_from = min(keep_from, self.copied_seq + 1)
         last: ChainTip | None = None
         count = 0
         try:
@@ -417,7 +422,7 @@ class SqliteAuditLog:
                 "SELECT seq, at, mac FROM entries ORDER BY seq LIMIT ?", (PRUNE_BATCH,)
             ).fetchall()
             for seq, at, mac in rows:
-                if seq >= oldest_running or (at >= before and seq > self.tip.seq - max_entries):
+                if seq >= keep_from or (at >= before and seq > self.tip.seq - max_entries):
                     break
                 last = ChainTip(seq, mac)
                 count += 1

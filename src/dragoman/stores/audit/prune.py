@@ -35,9 +35,13 @@ async def prune_and_record(audit: SqliteAuditLog, age: float, most: int, by: str
     return removed
 
 
-def prune_offline(home: Path, settings: AuditSettings, by: str) -> int:
-    """Prunes the audit log of a home whose lock the caller holds, and shrinks its file."""
+def prune_offline(
+    home: Path, settings: AuditSettings, by: str, copied_seq: int | None = None
+) -> int:
+    """Prunes the audit log of a home whose lock the caller holds, and shrinks its file. Entries
+    after `copied_seq` are kept: a database does not have them yet."""
     audit = SqliteAuditLog(home, durable=settings.durable)
+    audit.copied_seq = copied_seq
     try:
         age, most = settings.keep_days * DAY, settings.max_entries
         removed = asyncio.run(prune_and_record(audit, age, most, by))

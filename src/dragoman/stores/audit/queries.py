@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from dragoman.core.audit_queries import SHADOW, RecordQuery
 from dragoman.core.logs import render_time
-from dragoman.stores.audit.reader import AuditReader, AuditRecord
+from dragoman.stores.audit.reader import AuditReader, AuditRecord, MayMatch
 
 MAX_READ = 50_000
 """Records that one search reads."""
@@ -29,58 +29,80 @@ interpreter's lock five times as long."""
 HIDDEN = frozenset({"args_mac", "outcome"})
 
 
+class RecordScanner(Protocol):
+    """Records of several hubs, in the order of time."""
+
+    def scan(
+        self, wanted: RecordQuery, before: int | None, may_match: MayMatch
+    ) -> Iterator[tuple[int, AuditRecord | None]]:
+        """Iterates over records before a position, newest first, with their positions; None for a
+        record whose intent and outcome, as they are stored, do not match."""
+
+
+Source = Path | RecordScanner
+"""A home, where the position of a record is its number; or the records of several hubs."""
+
+
 def search_records(
-    home: Path, wanted: RecordQuery, before: int | None, limit: int
+    source: Source, wanted: RecordQuery, before: int | None, limit: int
 ) -> tuple[list[dict[str, Any]], int | None]:
     rows: list[dict[str, Any]] = []
     matches = _Matcher(wanted)
-    for read, record in enumerate(_read(home, before, matches), 1):
-        seq = record if isinstance(record, int) else record.seq
-        if not isinstance(record, int):
-            if record.at < wanted.since:
-                return rows, None
-            if matches(record):
-                rows.append(build_row(record))
-        if len(rows) == limit or read >= MAX_READ:
-            return rows, seq
+    with closing(_read(source, wanted, before, matches)) as records:
+        for read, (position, record) in enumerate(records, 1):
+            if record is not None:
+                if record.at < wanted.since:
+                    return rows, None
+                if matches(record):
+                    rows.append(build_row(record))
+            if len(rows) == limit or read >= MAX_READ:
+                return rows, position
     return rows, None
 
 
 def list_traces(
-    home: Path, wanted: RecordQuery, before: int | None, limit: int
+    source: Source, wanted: RecordQuery, before: int | None, limit: int
 ) -> tuple[list[dict[str, Any]], int | None]:
     found: dict[str, _TraceSummary] = {}
     matches, last = _Matcher(wanted), before
-    for read, record in enumerate(_read(home, before, matches)):
-        if isinstance(record, int):
-            last = record
-            if read > MAX_READ:
-                break
-            continue
-        trace = record.intent.get("trace")
-        if isinstance(trace, str) and matches(record):
-            if trace not in found and (len(found) == limit or read > MAX_READ):
-                return [one.render() for one in found.values()], last
-            found.setdefault(trace, _TraceSummary(trace)).add(record)
-        last = record.seq
-    else:
-        last = None
+    with closing(_read(source, wanted, before, matches)) as records:
+        for read, (position, record) in enumerate(records):
+            if record is None:
+                last = position
+                if read > MAX_READ:
+                    break
+                continue
+            trace = record.intent.get("trace")
+            if isinstance(trace, str) and matches(record):
+                if trace not in found and (len(found) == limit or read > MAX_READ):
+                    return [one.render() for one in found.values()], last
+                found.setdefault(trace, _TraceSummary(trace)).add(record)
+            last = position
+        else:
+            last = None
     return [one.render() for one in found.values()], last
 
 
-def summarize_calls(home: Path, wanted: RecordQuery, minutes: int) -> dict[str, Any]:
+def summarize_calls(source: Source, wanted: RecordQuery, minutes: int) -> dict[str, Any]:
     since = time.time() - minutes * 60
+    with closing(_read(source, wanted, None, _Matcher(wanted))) as records:
+        return _summarize(records, wanted, since)
+
+
+def _summarize(
+    records: Iterable[tuple[int, AuditRecord | None]], wanted: RecordQuery, since: float
+) -> dict[str, Any]:
     edges: dict[tuple[str, str], _Edge] = {}
     callers: set[str] = set()
     targets: dict[str, str] = {}
     """The target of each tool."""
     matches, read, complete = _Matcher(wanted), 0, True
-    for record in _read(home, None, matches):
+    for _, record in records:
         read += 1
         if read > MAX_SUMMARIZED:
             complete = False
             break
-        if isinstance(record, int):
+        if record is None:
             continue
         if record.at < since:
             break
@@ -121,15 +143,31 @@ def build_row(record: AuditRecord) -> dict[str, Any]:
     intent = {key: value for key, value in record.intent.items() if key not in HIDDEN}
     conclusion = {key: value for key, value in record.conclusion.items() if key not in HIDDEN}
     at = {"at": render_time(record.at), "time": record.at}
-    return {"seq": record.seq, **at, **intent, "outcome": record.outcome, **conclusion}
+    hub = {"hub": record.hub} if record.hub else {}
+    return {"seq": record.seq, **hub, **at, **intent, "outcome": record.outcome, **conclusion}
 
 
-def _read(home: Path, before: int | None, matches: _Matcher) -> Iterator[AuditRecord | int]:
+def _read(
+    source: Source, wanted: RecordQuery, before: int | None, matches: _Matcher
+) -> Generator[tuple[int, AuditRecord | None]]:
+    """Yields positions and records; None for a record that cannot match."""
+    records = (
+        _read_home(source, before, matches)
+        if isinstance(source, Path)
+        else (source.scan(wanted, before, matches.may_match))
+    )
+    for read, one in enumerate(records, 1):
+        yield one
+        if read % PAUSE_AFTER == 0:
+            time.sleep(PAUSE_SECONDS)
+
+
+def _read_home(
+    home: Path, before: int | None, matches: _Matcher
+) -> Iterator[tuple[int, AuditRecord | None]]:
     with closing(AuditReader(home)) as reader:
-        for read, record in enumerate(reader.scan(before, matches.may_match), 1):
-            yield record
-            if read % PAUSE_AFTER == 0:
-                time.sleep(PAUSE_SECONDS)
+        for one in reader.scan(before, matches.may_match):
+            yield (one, None) if isinstance(one, int) else (one.seq, one)
 
 
 class _Matcher:

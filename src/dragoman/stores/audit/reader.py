@@ -35,6 +35,8 @@ UNKNOWN = "unknown"
 
 
 DAMAGED: Mapping[str, Any] = {"damaged": True}
+MayMatch = Callable[[bytes, bytes], bool]
+_decoder = msgspec.json.Decoder(dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,8 @@ class AuditRecord:
     outcome: str
     conclusion: Mapping[str, Any]
     """Empty if there is no outcome."""
+    hub: str = ""
+    """The hub that wrote it, where several share a database."""
 
 
 class AuditReader:
@@ -61,7 +65,6 @@ class AuditReader:
                 f'there is no audit log in "{home}"; the hub creates it at its first start'
             )
         self._db = open_to_read(home / DATABASE, len(MIGRATIONS))
-        self._decoder = msgspec.json.Decoder(dict[str, Any])
 
     def list_records(
         self,
@@ -86,9 +89,7 @@ class AuditReader:
                 found.append(record)
         return found
 
-    def scan(
-        self, before: int | None, may_match: Callable[[bytes, bytes], bool]
-    ) -> Iterator[AuditRecord | int]:
+    def scan(self, before: int | None, may_match: MayMatch) -> Iterator[AuditRecord | int]:
         """Iterates over the records before the record with the number `before`, newest first.
         Yields only the number of one whose intent and outcome, as they are stored, do not match:
         most of a search is spent on these."""
@@ -126,6 +127,17 @@ class AuditReader:
                 found.append(self._build_record(last, ended, conclusion, intent_seq, at, intent))
         return found
 
+    def read_newest(self, after: int, limit: int) -> list[EntryRow]:
+        """Reads up to `limit` entries after a number, newest first."""
+        stored, waiting = self._read_unsaved()
+        newest = [row for row in reversed(waiting) if row[0] > after][:limit]
+        rows = self._db.execute(
+            "SELECT seq, kind, of, at, body, mac FROM entries WHERE seq > ? AND seq <= ? "
+            "ORDER BY seq DESC LIMIT ?",
+            (after, stored, limit - len(newest)),
+        )
+        return [*newest, *rows]
+
     def find_last_seq(self) -> int:
         stored, waiting = self._read_unsaved()
         return waiting[-1][0] if waiting else stored
@@ -141,7 +153,7 @@ class AuditReader:
         return stored, [row for row in left.rows if row[0] > stored] if left else []
 
     def _iterate_newest_first(
-        self, before: int | None, may_match: Callable[[bytes, bytes], bool] | None
+        self, before: int | None, may_match: MayMatch | None
     ) -> Iterator[AuditRecord | int]:
         # Checked before the entries are read: if the hub is already gone, missing outcomes stay
         # missing, while a hub that ends now has written its outcomes first.
@@ -169,32 +181,33 @@ class AuditReader:
                 if may_match is not None and not may_match(body, conclusion):
                     yield seq
                 elif conclusion:
-                    end = self._decode(conclusion)
-                    yield AuditRecord(seq, last, at, self._decode(body), _read_outcome(end), end)
+                    end = decode_body(conclusion)
+                    yield AuditRecord(seq, last, at, decode_body(body), read_outcome(end), end)
                 else:
-                    yield AuditRecord(seq, seq, at, self._decode(body), without_outcome, {})
+                    yield AuditRecord(seq, seq, at, decode_body(body), without_outcome, {})
             elif kind == START:
                 without_outcome = UNKNOWN  # earlier entries belong to a previous hub
-
-    def _decode(self, body: bytes) -> Mapping[str, Any]:
-        try:
-            return self._decoder.decode(body)
-        except (msgspec.MsgspecError, TypeError, ValueError):
-            return DAMAGED  # the entry was changed; `verify` reports it
 
     def _build_record(
         self, last: int, ended: float, conclusion: bytes, seq: int, at: float, intent: bytes | None
     ) -> AuditRecord:
-        end = self._decode(conclusion)
+        end = decode_body(conclusion)
         if intent is None:
-            return AuditRecord(last, last, ended, {}, _read_outcome(end), end)
-        return AuditRecord(seq, last, at, self._decode(intent), _read_outcome(end), end)
+            return AuditRecord(last, last, ended, {}, read_outcome(end), end)
+        return AuditRecord(seq, last, at, decode_body(intent), read_outcome(end), end)
 
     def _build_break(self, seq: int, at: float, body: bytes) -> AuditRecord:
-        return AuditRecord(seq, seq, at, {}, BREAK, self._decode(body))
+        return AuditRecord(seq, seq, at, {}, BREAK, decode_body(body))
 
 
-def _read_outcome(conclusion: Mapping[str, Any]) -> str:
+def decode_body(body: bytes) -> Mapping[str, Any]:
+    try:
+        return _decoder.decode(body)
+    except (msgspec.MsgspecError, TypeError, ValueError):
+        return DAMAGED  # the entry was changed; `verify` reports it
+
+
+def read_outcome(conclusion: Mapping[str, Any]) -> str:
     return str(conclusion.get("outcome", UNKNOWN))
 
 

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from dragoman.core.access import SESSION_ENDED, WhyEnded
 from dragoman.core.background import Work
+from dragoman.core.cluster import SINGLE_HUB, Ownership, find_mark
 from dragoman.core.principal import LOCAL, USER, Principal
 from dragoman.web.api import ApiResponse, build_error
 from dragoman.web.http.request import ServerRequest
@@ -35,8 +36,9 @@ FindPeer = Callable[[Any], Principal | None]
 
 
 class ConsoleGate:
-    def __init__(self, find_base: Callable[[], str]) -> None:
+    def __init__(self, find_base: Callable[[], str], ownership: Ownership = SINGLE_HUB) -> None:
         """`find_base` returns the URL of the hub as browsers see it."""
+        self._ownership = ownership
         self._find_base = find_base
         self._open_site: Callable[[], ConsoleSite] | None = None
         self._site: ConsoleSite | None = None
@@ -55,7 +57,7 @@ class ConsoleGate:
         self, request: ServerRequest, identify: FindPeer
     ) -> tuple[Principal | None, ApiResponse | None] | None:
         """Returns the principal of a session, or the response that refuses the request; None if the
-        request is not the console's."""
+        request is not the console's. Raises `OwnedElsewhere` for a session of another hub."""
         path, fields = request.path, request.fields
         if path == "/":
             wants_page = b"text/html" in fields.get(b"accept", b"")
@@ -67,6 +69,8 @@ class ConsoleGate:
         if cookie is None and CSRF_HEADER not in fields:
             return None
         session = self._site.sessions.find(cookie) if self._site is not None and cookie else None
+        if session is None and cookie:
+            self._ownership.check(find_mark(cookie))
         if session is not None and session.is_local and request.find_peer(identify) != LOCAL:
             session = None
         if session is not None and session.principal.kind == USER:

@@ -18,6 +18,16 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
+class Source:
+    """A second source of a screen."""
+
+    api: str
+    """As `api` of the screen."""
+    rows: str
+    """The member of the data with the rows."""
+
+
+@dataclass(frozen=True, slots=True)
 class Screen:
     path: str
     """Below `/console`; `{name}` stands for one segment."""
@@ -37,6 +47,9 @@ class Screen:
     """`cursor` if the API pages and filters; otherwise the page is cut out of the whole list."""
     empty: str = ""
     """What to do if there are no rows."""
+    also: Source | None = None
+    """Where more rows come from. A screen without rows shows the first of these if its own source
+    does not know the name."""
     is_slow: bool = False
     """Whether its data takes seconds. Without JavaScript, the page then has a link to the data."""
 
@@ -75,14 +88,14 @@ SCREENS: Sequence[Screen] = (
     ),
     Screen(
         "/agents", "Agents", "agents", "Which agents are there, and are they well?",
-        "/api/a2a/agents", "agents",
-        (_c("Agent", "name"), _c("State", "health"), _c("Address", "url"),
-         _c("Trust", "trustLevel")),
-        "/agents/{}",
-        empty="No agents from outside. Register one with: dragoman agents add URL",
+        "/api/agents?grants=no", "agents",
+        (_c("Agent", "name"), _c("State", "health"), _c("Runs as", "runtime"),
+         _c("Model", "model"), _c("Address", "url"), _c("Trust", "trustLevel")),
+        "/agents/{}", also=Source("/api/a2a/agents", "agents"),
+        empty="No agents yet. Create one with: dragoman agents new NAME",
     ),
     Screen("/agents/{name}", "Agent", "agents", "What does this agent offer, and is it well?",
-           "/api/a2a/agents/{name}"),
+           "/api/a2a/agents/{name}", also=Source("/api/agents?name={name}", "agents")),
     Screen(
         "/tools", "Tools", "tools", "Which tools can be called, and what do they cost to list?",
         "/api/tools", "tools",

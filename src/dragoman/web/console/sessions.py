@@ -17,7 +17,10 @@ from hashlib import sha256
 from typing import NamedTuple
 
 from dragoman.core.access import SESSION, SESSION_ENDED
+from dragoman.core.cluster import SINGLE_HUB, Ownership, find_mark
 from dragoman.core.principal import OWNER, Principal
+
+COOKIE_CHARS = 43
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +55,13 @@ class _Link(NamedTuple):
 
 class ConsoleSessions:
     def __init__(
-        self, limits: SessionLimits | None = None, clock: Callable[[], float] = time.time
+        self,
+        limits: SessionLimits | None = None,
+        clock: Callable[[], float] = time.time,
+        ownership: Ownership = SINGLE_HUB,
     ) -> None:
+        """A link and a cookie name the hub that knows them, where there are several."""
+        self._ownership = ownership
         self.limits = limits or SessionLimits()
         self._clock = clock
         self._links: dict[bytes, _Link] = {}
@@ -72,14 +80,16 @@ class ConsoleSessions:
         self._links = {code: link for code, link in self._links.items() if link.until > now}
         while len(self._links) >= self.limits.links:
             del self._links[next(iter(self._links))]
-        code = secrets.token_urlsafe(32)
+        code = self._ownership.mark + secrets.token_urlsafe(32)
         self._links[_hash(code)] = _Link(now + self.limits.link_secs, is_local)
         return code
 
     def use_link(self, code: str, *, is_local: bool) -> bool:
         """Whether the code is good for this browser; it is not good a second time. Who may not use
-        it does not use it up."""
+        it does not use it up. Raises `OwnedElsewhere` for a link of another hub."""
         link = self._links.get(_hash(code))
+        if link is None:
+            self._ownership.check(find_mark(code))
         if link is None or (link.is_local and not is_local):
             return False
         del self._links[_hash(code)]
@@ -91,7 +101,8 @@ class ConsoleSessions:
         """Begins a session; returns the value of its cookie."""
         while len(self._sessions) >= self.limits.sessions:
             self._end(self._find_dispensable(principal))
-        cookie, now = secrets.token_urlsafe(32), self._clock()
+        cookie = (self._ownership.mark + secrets.token_urlsafe(32))[:COOKIE_CHARS]
+        now = self._clock()
         key = _hash(cookie)
         id = f"{SESSION}{key.hex()[:16]}"
         csrf = hmac.new(cookie.encode(), b"csrf", "sha256").hexdigest()

@@ -20,7 +20,7 @@ from dragoman.core.principal import LOCAL, OWNER, SERVER, Principal
 from dragoman.core.urls import parse_query
 from dragoman.web.api import Api, build_error
 from dragoman.web.console import render
-from dragoman.web.console.screens import BY_PATH, Screen, find_screen
+from dragoman.web.console.screens import BY_PATH, Screen, Source, find_screen
 from dragoman.web.console.sessions import ConsoleSession, ConsoleSessions
 from dragoman.web.console.static_files import StaticFiles
 from dragoman.wire.http import HttpRequest
@@ -231,16 +231,14 @@ class ConsoleSite:
         asks = "{q}" in screen.api
         if asks and not search:
             return render.render_table(screen, _cut_page(screen, [], "", ""), here)
-        path, _, asked = screen.api.replace("{name}", quote(name, safe="")).partition("?")
-        asked = asked.replace("{q}", quote(search, safe=""))
+        asked = ""
         if screen.pages_by == "cursor":
             given = {"q": search, "cursor": cursor, "limit": str(PAGE)}
-            members = {name: value for name, value in given.items() if value}
-            asked = urlencode(members)
-        request = DataRequest(path, asked.encode("ascii"))
-        response = await self._api.respond(request, who)
-        data = json.loads(response.body)
-        if response.status >= 400:
+            asked = urlencode({name: value for name, value in given.items() if value})
+        status, data = await self._read(screen.api, name, search, asked, who)
+        if screen.also is not None and (status < 400 if screen.rows else status == 404):
+            status, data = await self._read_also(screen, screen.also, name, data, who)
+        if status >= 400:
             return render.render_problem(screen, str(data["error"]["message"]))
         if not screen.rows:
             return render.render_members(screen, name, data)
@@ -252,6 +250,28 @@ class ConsoleSite:
         else:
             page = _cut_page(screen, rows, search, query.get("page", ""), filters=not asks)
         return render.render_table(screen, page, here)
+
+    async def _read_also(
+        self, screen: Screen, source: Source, name: str, data: Any, who: Principal
+    ) -> tuple[int, Any]:
+        """Reads the second source. Returns `data` with its rows, or its first row if the first
+        source does not know the name."""
+        status, more = await self._read(source.api, name, "", "", who)
+        if status >= 400:
+            return status, more
+        rows = more.get(source.rows, [])
+        if screen.rows:
+            return status, {**data, screen.rows: [*data[screen.rows], *rows]}
+        return (status, rows[0]) if rows else (404, data)
+
+    async def _read(
+        self, api: str, name: str, search: str, query: str, who: Principal
+    ) -> tuple[int, Any]:
+        """Asks the API; returns the status and the data. `query` replaces the one of `api`."""
+        path, _, asked = api.replace("{name}", quote(name, safe="")).partition("?")
+        asked = query or asked.replace("{q}", quote(search, safe=""))
+        response = await self._api.respond(DataRequest(path, asked.encode("ascii")), who)
+        return response.status, json.loads(response.body)
 
 
 def _parse_form(text: bytes) -> dict[str, str]:

@@ -76,6 +76,13 @@ class BodyBudget:
         if self._waiting:
             self._grant()
 
+    def move(self, owner: Hashable, other: Hashable, size: int) -> None:
+        """Makes bytes that `owner` has reserved those of another principal, which may have more
+        than its share for a while."""
+        if size:
+            self._add(other, size)
+            self.give_back(owner, size)
+
     def pace(self, owner: Hashable, size: int) -> float:
         """Seconds to pause after so many bytes of large bodies of the principal."""
         pace = self._paces.get(owner)

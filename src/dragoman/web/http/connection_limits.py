@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from dragoman.web.http.http1 import HttpConnection
 
+BODY_BYTES = 10 * 1024 * 1024
 MAX_CONNECTIONS = 10_000
 RESCAN_SECONDS = 0.05
 """How long a search for idle connections that found none is not repeated."""
@@ -23,8 +24,10 @@ class ConnectionLimits:
     of all, and a tenth is reserved for principals. At a limit the connection that has been idle for
     longest is closed; a new one is refused only if none is idle."""
 
-    def __init__(self, limit: int = MAX_CONNECTIONS) -> None:
+    def __init__(self, limit: int = MAX_CONNECTIONS, body_bytes: int = BODY_BYTES) -> None:
         self.limit = limit
+        self.body_bytes = body_bytes
+        """Of one request."""
         self.share = max(1, limit // 2)
         self.scarce = False
         """Few are left: unauthenticated ones are kept only briefly between requests."""

@@ -20,7 +20,7 @@ from dragoman.core.access import WhyEnded
 from dragoman.core.background import Work, resolve, start_task
 from dragoman.core.principal import Principal
 from dragoman.web.http.body_budget import BodyBudget
-from dragoman.web.http.connection_limits import ConnectionLimits
+from dragoman.web.http.connection_limits import BODY_BYTES, ConnectionLimits
 from dragoman.web.http.request import STATUS, ServerRequest
 from dragoman.wire.json import MAX_TOKENS, count_tokens
 from dragoman.wire.repeated_head import RepeatedHead, learn_head
@@ -36,7 +36,6 @@ SCARCE_SECONDS = 5.0
 LAST_SECONDS = 10.0
 """Time for written data to leave a connection that is being closed."""
 HEAD_BYTES = 64 * 1024
-BODY_BYTES = 10 * 1024 * 1024
 DRAIN_BYTES = 4 * BODY_BYTES
 """A body over the limit but under this is read and discarded, so that its sender reads the
 response."""
@@ -225,17 +224,18 @@ class HttpConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._closing:
             return
-        is_next = self._idle
-        if is_next:
+        if self._idle:
             self._idle = False
             self._due = NEVER
+            if self._repeat_head(data):
+                return
         if self._input is not None:  # read before the pause took effect
             self._input = memoryview(bytes(self._input) + data)
         elif len(data) > SLICE_BYTES and self._size + len(data) > self._length:
             self._input = memoryview(data)
             self._parse_input()
         else:
-            self._feed(data, is_next)
+            self._feed(data)
         if self._size > SMALL_BYTES and self._unfinished:
             self._pause_body(len(data))
 
@@ -294,12 +294,10 @@ class HttpConnection(asyncio.Protocol):
             held, self._held = self._held, None
             self._budget.give_back(*held)
 
-    def _feed(self, data: bytes | memoryview, is_next: bool = False) -> None:
-        """`is_next` is whether a request begins with `data`."""
+    def _feed(self, data: bytes | memoryview) -> None:
         self._head_bytes += len(data)
         try:
-            if not (is_next and self._repeat_head(bytes(data))):
-                self._parser.feed_data(data)
+            self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as offer:
             self._feed_after_upgrade(memoryview(data)[offer.args[0] :])
         except Exception:  # of the parser, or of the application that admits the request
@@ -314,19 +312,32 @@ class HttpConnection(asyncio.Protocol):
             self._time(HEAD_SECONDS if self._reading is None else BODY_SECONDS)
 
     def _repeat_head(self, data: bytes) -> bool:
-        """Does what llhttp's callbacks do if `data` is a whole request with the head of the last
-        one. llhttp is between two requests, so it need not see this one."""
+        """Begins a request if `data` is a whole one with the head of the last one. llhttp is
+        between two requests, so it need not see this one."""
         known = self._known
-        if known is None or (body := known[0].find_body(data)) is None:
-            self._sample = data
+        found = known[0].find_body(data) if known is not None else None
+        if known is None or found is None:
+            self._sample = data if len(data) <= SLICE_BYTES else b""
             return False
         _, method, path, query, fields = known
-        self.on_message_begin()
+        length, body = found
+        fields = fields.copy()
+        fields[b"content-length"] = length
+        request = ServerRequest(self, self.loop, method, path, query, True, fields, _NONE)
+        try:
+            admitted = self._app.admit(request)
+        except Exception:
+            self._refuse(400, b"invalid HTTP request")
+            return True
+        if admitted is True and not self.is_stranger and self._drained is None:  # as for most
+            request.body = body
+            self._begin(request)
+            return True
+        self.on_message_begin()  # from here on as llhttp's callbacks do
         self._in_head = False
-        self._fields = fields.copy()
-        self._fields[b"content-length"] = b"%d" % len(body)
-        self._admit(method, path, query, True)
-        if self._reading is not None:  # as `on_body` does for a small one
+        self._fields, self._length = fields, len(body)
+        self._receive(request, admitted)
+        if self._reading is not None:
             self._size, self._body = len(body), body
         self.on_message_complete()
         return True
@@ -472,6 +483,10 @@ class HttpConnection(asyncio.Protocol):
         admitted = self._app.admit(request)
         length = fields.get(b"content-length", b"")
         self._length = int(length) if length.isdigit() else 0
+        self._receive(request, admitted)
+
+    def _receive(self, request: ServerRequest, admitted: bool | AdmitLater) -> None:
+        """Reads or discards the body of a request, or waits for its admission."""
         if admitted is True or admitted is False:
             request.kept = admitted
             self._begin_body(request)
@@ -479,7 +494,7 @@ class HttpConnection(asyncio.Protocol):
             self._reading = request
             self._admitting = True
             self._due = NEVER  # the application has a timeout of its own
-            request.admission = start_task(self._admit_later(request, admitted()), loop)
+            request.admission = start_task(self._admit_later(request, admitted()), self.loop)
             self._adjust_reading()
 
     def _begin_body(self, request: ServerRequest) -> None:
@@ -527,8 +542,8 @@ class HttpConnection(asyncio.Protocol):
         return False
 
     def _begin_large_body(self, request: ServerRequest, size: int) -> None:
-        if size <= BODY_BYTES:
-            self._reserve(request, size)
+        if size <= self._register.body_bytes:
+            self._reserve(request, min(size, BODY_BYTES))
             return
         request.refused = 413
         if size > DRAIN_BYTES:
@@ -571,6 +586,11 @@ class HttpConnection(asyncio.Protocol):
             self._budget.give_back(request.principal, -more)
         request.reserved = size
         return True
+
+    def hand_over(self, request: ServerRequest, principal: Principal | None) -> None:
+        """Makes a request that of another principal, and charges its body to it."""
+        self._budget.move(request.principal, principal, request.reserved)
+        request.principal = principal
 
     def _release(self, request: ServerRequest) -> None:
         size, request.reserved = request.reserved, 0
@@ -637,12 +657,12 @@ class HttpConnection(asyncio.Protocol):
         if self._size > SMALL_BYTES and b"content-encoding" not in self._fields:
             # Found here in pieces, since to search a whole body takes ten milliseconds.
             self._tokens += count_tokens(body)
-            if self._tokens > MAX_TOKENS:
+            if self._tokens > MAX_TOKENS and self._register.body_bytes == BODY_BYTES:
                 self._refuse_body(request, 400)
 
     def _takes_more(self, request: ServerRequest) -> bool:
         """Whether a body that has become large is kept."""
-        if self._size > BODY_BYTES:
+        if self._size > self._register.body_bytes:
             self._body = b""
             request.refused = 413
             if self._size > DRAIN_BYTES:
@@ -924,6 +944,10 @@ class HttpConnection(asyncio.Protocol):
         if not self.lost:
             self._transport.close()
             self._timer = self.loop.call_later(LAST_SECONDS, self._transport.abort)
+
+    def serve_by(self, app: Application) -> None:
+        """Has further requests served by another application."""
+        self._app = app
 
     def drain(self) -> None:
         """Accepts no further requests; finishes the running response."""

@@ -6,9 +6,25 @@ import asyncio
 import socket
 
 from dragoman.core.access import WhyEnded
+from dragoman.core.background import Work
 from dragoman.web.http.body_budget import BodyBudget
-from dragoman.web.http.connection_limits import MAX_CONNECTIONS, ConnectionLimits
-from dragoman.web.http.http1 import BUDGET_BYTES, Application, HttpConnection
+from dragoman.web.http.connection_limits import BODY_BYTES, MAX_CONNECTIONS, ConnectionLimits
+from dragoman.web.http.http1 import BUDGET_BYTES, AdmitLater, Application, HttpConnection
+from dragoman.web.http.request import ServerRequest
+
+
+class ClosingApp:
+    """Serves as another application does, one last request for each connection."""
+
+    def __init__(self, app: Application) -> None:
+        self._app = app
+
+    def admit(self, request: ServerRequest) -> bool | AdmitLater:
+        request.keep_alive = False
+        return self._app.admit(request)
+
+    def answer(self, request: ServerRequest) -> Work[None] | None:
+        return self._app.answer(request)
 
 
 class HttpListener:
@@ -18,12 +34,13 @@ class HttpListener:
         sock: socket.socket,
         budget: BodyBudget | None = None,
         connections: int = MAX_CONNECTIONS,
+        body_bytes: int = BODY_BYTES,
     ) -> None:
-        """`budget` is shared with other listeners."""
+        """`budget` is shared with other listeners; a body may have `body_bytes`."""
         self._app = app
         self._sock = sock
         self._budget = budget or BodyBudget(BUDGET_BYTES)
-        self._connections = ConnectionLimits(connections)
+        self._connections = ConnectionLimits(connections, body_bytes)
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
@@ -41,6 +58,13 @@ class HttpListener:
     def end_principals(self, why_ended: WhyEnded) -> None:
         for connection in tuple(self._connections):
             connection.end_principal(why_ended)
+
+    def wind_down(self) -> None:
+        """Still serves, and closes each connection after its next response, so that the clients of
+        idle connections go elsewhere."""
+        self._app = ClosingApp(self._app)
+        for connection in tuple(self._connections):
+            connection.serve_by(self._app)
 
     def stop_accepting(self) -> None:
         if self._server is not None:

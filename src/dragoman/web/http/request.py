@@ -72,6 +72,10 @@ class ServerRequest(msgspec.Struct, eq=False):
         """Reserves that many bytes for its body, in all; False if there is no room now."""
         return self._connection.take_room(self, size)
 
+    def hand_over(self, principal: Principal | None) -> None:
+        """Makes it the request of another principal."""
+        self._connection.hand_over(self, principal)
+
     def pace(self, size: int) -> float:
         """Seconds to pause after work on so many bytes of its body."""
         return self._connection.pace(size)

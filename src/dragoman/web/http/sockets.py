@@ -29,15 +29,18 @@ def unix_socket(path: str) -> socket.socket:
     return sock
 
 
-def tcp_socket(host: str, port: int, seconds: float = RETRY_SECONDS) -> socket.socket:
-    """Retries for that many seconds while an outgoing connection uses the port."""
+def tcp_socket(
+    host: str, port: int, seconds: float = RETRY_SECONDS, *, shared: bool = False
+) -> socket.socket:
+    """Retries for that many seconds while an outgoing connection uses the port. Several processes
+    of this user can listen on a `shared` one; the kernel distributes the connections."""
     until = time.monotonic() + seconds
     while True:
         try:
             family, kind, _, _, address = socket.getaddrinfo(
                 host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )[0]
-            return _bind(family, kind, address)
+            return _bind(family, kind, address, shared)
         except OSError as error:
             taken = error.errno == errno.EADDRINUSE and not _listens(family, kind, address)
             if taken and time.monotonic() < until:
@@ -55,10 +58,12 @@ def tcp_socket(host: str, port: int, seconds: float = RETRY_SECONDS) -> socket.s
             raise refused from None
 
 
-def _bind(family: int, kind: int, address: Any) -> socket.socket:
+def _bind(family: int, kind: int, address: Any, shared: bool) -> socket.socket:
     sock = socket.socket(family, kind)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         sock.bind(address)
     except BaseException:
         sock.close()

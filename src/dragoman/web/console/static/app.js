@@ -9,9 +9,10 @@
  *     return () => { … };                       // optional: called when the screen is left
  *   }
  *
- * `root` is an empty element in <main>. It replaces the table that the server has rendered, once
- * `show` has returned: await the first data in `show`, and put nothing big in place later, so that
- * the page does not jump. What `show` throws is shown as an error with what to do.
+ * `root` is an empty element. It replaces the table that the server has rendered in <main>, once
+ * `show` has returned and its tables have their first rows: await other data in `show`, and put
+ * nothing big in place later, so that the page does not jump. What `show` throws is shown as an error
+ * with what to do.
  *
  * `route` is {screen, name, query, path}: for /console/tools/x?q=y the name is "x" (decoded, "" for
  * the list) and the query a URLSearchParams. `ctx` has
@@ -45,6 +46,7 @@ const live = new Live(() => api.get("/api/session"));
 let session = null;
 let leave = () => {};
 let shown = 0;
+const ROWS_MS = 3000; // then a screen is shown without the rows of its tables
 
 function parseRoute(url) {
   const steps = url.pathname.replace(/^\/console\/?/, "").split("/").filter(Boolean);
@@ -86,6 +88,8 @@ async function open(isFirst) {
     };
     const cleanup = await module.show(root, route, ctx);
     if (cleanup) ends.push(cleanup);
+    const tables = [...root.querySelectorAll(".table")].map((one) => one.ready);
+    await Promise.race([Promise.all(tables), new Promise((resolve) => setTimeout(resolve, ROWS_MS))]);
   } catch (error) {
     if (error.name === "AbortError" || number !== shown) return;
     replace(root, problem(error, () => (error.reload ? location.reload() : open(false))));

@@ -12,11 +12,12 @@ const WORDS = {
   crashed: "The hub made a mistake; its log says more.",
   asked: "It asked a question instead of a result.",
   running: "It has not ended yet.",
+  parked: "The target continues it as a task; a later record has the outcome.",
   unknown: "The hub stopped before the end was recorded.",
   break: "Records are missing here.",
 };
 
-export const OUTCOMES = ["completed", "failed", "asked", "refused", "not_found", "invalid", "target_failed", "cancelled", "crashed", "running", "unknown", "break"];
+export const OUTCOMES = ["completed", "failed", "asked", "parked", "refused", "not_found", "invalid", "target_failed", "cancelled", "crashed", "running", "unknown", "break"];
 
 /** Whether the call did not do what was asked: `bad`, `warn` or "". */
 export function toneOf(outcome) {

@@ -13,16 +13,22 @@ import { when, duration } from "./time.js";
  *   key: (row) => "id",                      // keeps the focused row when the list is read again
  *   empty: () => node,                       // shown when there are no rows at all
  *   search: "Search tools",                  // omit for no search field
- *   filters: [node],                         // more controls beside it; call refresh() on change
+ *   filters: [node],                         // more controls beside it; call reload() on change
  *   limit: 100,
  * })
- * returns {element, ready, refresh()}. `ready` resolves with the first rows: await it where something is below the table. `refresh` reads the shown pages again and keeps the place.
+ * returns {element, ready, reload(), refresh()}. `ready` resolves when the first rows, or why there are
+ * none, are in the element, which has it too: app.js shows a screen when its tables are ready. `reload`
+ * begins anew; `refresh`, for events, reads the shown pages again and keeps the place, after a reading
+ * that is under way, so that events do not delay the rows.
  */
 export function table(options) {
   const { columns, limit = 100 } = options;
   const here = new URL(location.href);
   const state = { q: options.search ? here.searchParams.get("q") ?? "" : "", sort: "", descending: false, rows: [], next: null, total: null, loaded: false };
-  let running = null;
+  let running = null; // the AbortController of the reading that is under way
+  let ended = null; // resolves when it has ended
+  let next = null; // the refresh after it
+  let setReady;
 
   const input = options.search && h("input", {
     type: "search", "aria-label": options.search, placeholder: `${options.search} ( / )`, value: state.q,
@@ -70,7 +76,12 @@ export function table(options) {
     }, 150);
   }
 
-  async function load(isMore, wanted = limit) {
+  function load(isMore, wanted = limit) {
+    ended = read(isMore, wanted);
+    return ended;
+  }
+
+  async function read(isMore, wanted) {
     running?.abort();
     const control = new AbortController();
     running = control;
@@ -88,11 +99,26 @@ export function table(options) {
       state.total = found.total ?? null;
       state.loaded = true;
       draw(isMore ? found.rows : null);
+      setReady();
     } catch (error) {
-      if (error.name !== "AbortError") replace(notice, problem(error, () => load(isMore)));
+      if (error.name === "AbortError") return;
+      replace(notice, problem(error, () => load(isMore)));
+      setReady();
     } finally {
-      if (running === control) element.removeAttribute("aria-busy");
+      if (running === control) {
+        running = null;
+        element.removeAttribute("aria-busy");
+      }
     }
+  }
+
+  function refresh() {
+    if (!running) return load(false, Math.max(limit, Math.min(state.rows.length, 1000)));
+    next ??= ended.then(() => {
+      next = null;
+      return refresh();
+    });
+    return next;
   }
 
   function draw(added) {
@@ -133,8 +159,9 @@ export function table(options) {
     }
   }
 
-  const ready = load(false);
-  return { element, ready, refresh: () => load(false, Math.max(limit, Math.min(state.rows.length, 1000))), state };
+  element.ready = new Promise((resolve) => (setReady = resolve));
+  load(false);
+  return { element, ready: element.ready, reload: () => load(false), refresh, state };
 }
 
 function kindClass(column) {

@@ -76,7 +76,7 @@ async function answer(box, tool, principal, ctx) {
   };
   let last;
   let isFresh = false;
-  const only = h("select", { "aria-label": "Which", onchange: () => list.refresh() },
+  const only = h("select", { "aria-label": "Which", onchange: () => list.reload() },
     [["", "All"], ["true", "Permitted"], ["false", "Denied"]].map(([value, label]) => h("option", { value }, label)));
   try {
     await read(ctx.signal);

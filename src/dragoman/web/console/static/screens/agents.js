@@ -38,7 +38,7 @@ async function fetchAgents(ctx, signal) {
 }
 
 async function showAll(root, ctx) {
-  const kind = h("select", { "aria-label": "Kind", onchange: () => list.refresh() }, [["", "All agents"], ["local", "Of this hub"], ["external", "External"]].map(([value, label]) => h("option", { value }, label)));
+  const kind = h("select", { "aria-label": "Kind", onchange: () => list.reload() }, [["", "All agents"], ["local", "Of this hub"], ["external", "External"]].map(([value, label]) => h("option", { value }, label)));
   const sum = h("p", { class: "sum", role: "status" }, "Today: …");
   const list = table({
     label: "Agents", search: "Search agents", filters: [kind], key: (row) => `${row.kind} ${row.name}`, link: (row) => to("agents", row.name),

@@ -17,7 +17,7 @@ const PAGE = 500;
 export async function show(root, route, ctx) {
   const filters = buildFilters(route.query, () => {
     writeUrl();
-    list.refresh();
+    list.reload();
   });
   function writeUrl() {
     const url = new URL(location.href);

@@ -104,7 +104,7 @@ function parseMetrics(text) {
     const [, name, labels, value] = match;
     if (name === "dragoman_calls_total") {
       found.calls += Number(value);
-      if (!labels.includes('outcome="completed"')) found.failed += Number(value);
+      if (labels.includes('outcome="failed"')) found.failed += Number(value);
     } else if (name === "dragoman_call_seconds_bucket") found.buckets.push([/le="(.*)"/.exec(labels)[1] === "+Inf" ? Infinity : Number(/le="(.*)"/.exec(labels)[1]), Number(value)]);
     else found[name] = (labels ? found[name] ?? 0 : 0) + Number(value);
   }
@@ -156,7 +156,7 @@ async function showMetrics(root, ctx) {
 
 async function showSettings(root, ctx) {
   const first = await ctx.api.get("/api/config", {}, ctx.signal);
-  const changed = h("input", { type: "checkbox", checked: true, onchange: () => list.refresh() });
+  const changed = h("input", { type: "checkbox", checked: true, onchange: () => list.reload() });
   const list = table({
     label: "Settings", search: "Search settings", filters: [h("label", { class: "row" }, changed, "only those that are set")], key: (row) => row.key,
     columns: [{ label: "Setting", key: "key", sort: true, kind: "code" }, { label: "Value", key: "value", render: (row) => code(typeof row.value === "string" ? row.value : JSON.stringify(row.value)) }, { label: "From", key: "origin", sort: true }],

@@ -13,7 +13,7 @@ import { act, attempt, bold, code, follow, grid, h2, p, ref, setQuery, soft, tab
 export const title = "Runs";
 
 const STATES = ["queued", "running", "waiting", "needs_decision", "completed", "failed", "cancelled"];
-const STATUSES = ["running", "completed", "asked", "failed", "denied", "cancelled"];
+const STATUSES = ["running", "completed", "asked", "parked", "failed", "denied", "cancelled"];
 const ENDED = new Set(["completed", "failed", "cancelled"]);
 
 export async function show(root, route, ctx) {
@@ -43,7 +43,7 @@ function spent(row, from = "createdAt", until = "endedAt") {
 
 async function showAll(root, route, ctx) {
   let list = null;
-  const state = choose("All states", STATES, "state", route, () => list.refresh());
+  const state = choose("All states", STATES, "state", route, () => list.reload());
   const workflow = route.query.get("workflow") ?? "";
   try {
     await ctx.api.get("/api/runs", { limit: 1 }, ctx.signal);
@@ -77,7 +77,7 @@ async function showAll(root, route, ctx) {
 
 function showDispatches(root, route, ctx) {
   let list = null;
-  const status = choose("All states", STATUSES, "status", route, () => list.refresh());
+  const status = choose("All states", STATUSES, "status", route, () => list.reload());
   const agent = route.query.get("agent") ?? "";
   list = table({
     label: "Tasks of agents", key: (row) => row.dispatchId, link: (row) => (row.traceId ? to("traces", row.traceId) : null),
@@ -272,6 +272,7 @@ function describeStep(one) {
     facts([
       ["Does", one.node], ["Tool", one.tool ? ref("tools", one.tool) : null], ["Agent", one.agent ? ref("agents", one.agent) : null],
       ["Approval", one.approval ? ref("approvals", one.approval, "open") : null], ["Run", one.child ? ref("runs", one.child) : null],
+      ["Task", one.task ? [code(one.task.id), one.task.at ? h("span", { class: "soft" }, ` ${one.task.at}`) : null] : null],
       ["Started", when(one.startedAt)], ["Ended", when(one.endedAt)], ["Attempt", one.attempt > 1 ? one.attempt : null], ["Says", one.message],
     ]),
     one.output === undefined || one.output === null ? null : [h("h3", {}, "Output"), jsonTree(one.output)]);

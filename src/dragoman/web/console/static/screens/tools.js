@@ -13,7 +13,7 @@ export async function show(root, route, ctx) {
 
 async function showAll(root, route, ctx) {
   const server = route.query.get("server") ?? "";
-  const source = h("select", { "aria-label": "Source", onchange: () => list.refresh() },
+  const source = h("select", { "aria-label": "Source", onchange: () => list.reload() },
     h("option", { value: "" }, "All sources"), h("option", { value: "mcp" }, "MCP servers"),
     h("option", { value: "a2a" }, "A2A agents"), h("option", { value: "agent" }, "Local agents"));
   const list = table({

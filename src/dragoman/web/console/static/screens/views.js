@@ -40,7 +40,7 @@ async function showAll(root, route, ctx) {
     label: "Views", key: (row) => row.name, link: (row) => (row.name === WHOLE ? null : `${to("views", row.name)}${client ? `?client=${encodeURIComponent(client)}` : ""}`),
     filters: [await buildClientField(ctx, client, (name) => {
       client = name;
-      list.refresh();
+      list.reload();
     })],
     columns: [
       { label: "View", key: "name", sort: true, render: (row) => [row.name, row.chosen ? [" ", badge("chosen")] : null] },
@@ -90,7 +90,7 @@ async function showOne(root, route, ctx) {
     label: "Tools of the view", search: "Search tools", key: (row) => row.id, link: (row) => to("tools", row.id),
     filters: [await buildClientField(ctx, client, (next) => {
       client = next;
-      list.refresh();
+      list.reload();
     })],
     columns: [{ label: "Name in the view", key: "name", sort: true }, { label: "Tool", key: "id", sort: true, kind: "code" }, { label: "Server or agent", key: "server", sort: true }, { label: "Tokens", key: "tokens", sort: true, kind: "number" }],
     load: loadWhole(load, ["name", "id", "server"]),

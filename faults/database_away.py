@@ -1,0 +1,154 @@
+"""Two hubs that share a PostgreSQL server, which is stopped, paused, or restarted."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tests.live.a2a_hub import SEND, V10, a2a_config, agents_env
+from tests.live.cluster_rig import Cluster, run_cluster
+from tests.live.conftest import RunningHub
+from tests.peers import wire
+from tests.peers.postgres_server import PostgresPeer, create_database, run_peer
+from tests.peers.process import server_entry
+
+from faults.harness import Outcome, temporary_home, until
+
+WAYS = ("stopped", "paused", "restarted")
+ANSWER_SECONDS = 2.0
+BACK_SECONDS = 5.0
+PATIENCE = 20.0
+
+
+class DatabaseCallers:
+    """Send requests of several kinds to both hubs, and note how long each takes."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+        self.slowest: tuple[float, str] = (0.0, "")
+        self.answers: Counter[str] = Counter()
+        self.lost: list[str] = []
+        first, second = cluster.hubs
+        owned = wire.Session(first.mcp_url, headers=cluster.headers)
+        forwarded = wire.Session(first.mcp_url, headers=cluster.headers)
+        forwarded.url = second.mcp_url
+        kinds: dict[str, Callable[[], bool]] = {
+            "calls": lambda: call_add(owned),
+            "forwarded calls": lambda: call_add(forwarded),
+            "messages": lambda: send_message(second),
+            "health": lambda: wire.get(f"{first.url}/healthz", timeout=PATIENCE).status == 200,
+        }
+        self._threads = [
+            threading.Thread(target=self._repeat, args=one, daemon=True) for one in kinds.items()
+        ]
+
+    def __enter__(self) -> DatabaseCallers:
+        for one in self._threads:
+            one.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        for one in self._threads:
+            one.join(2 * PATIENCE)
+
+    def _repeat(self, kind: str, ask: Callable[[], bool]) -> None:
+        while not self._over.wait(0.02):
+            begun = time.monotonic()
+            try:
+                word = "served" if ask() else "refused"
+            except (OSError, KeyError, ValueError) as error:
+                word = "lost"
+                self.lost.append(f"{kind}: {error!r}"[:300])
+            took = time.monotonic() - begun
+            with self._lock:
+                self.slowest = max(self.slowest, (took, kind))
+                self.answers[f"{kind} {word}"] += 1
+
+
+def call_add(session: wire.Session) -> bool:
+    params = {"name": "mcp_new_add", "arguments": {"a": 1, "b": 1}}
+    answer: dict[str, Any] = session.request("tools/call", params, timeout=PATIENCE)
+    return "result" in answer and not answer["result"].get("isError")
+
+
+def send_message(hub: RunningHub) -> bool:
+    return V10.ask(hub, SEND, V10.params("hello"), "echo", {}, PATIENCE).error is None
+
+
+def list_ids(cluster: Cluster) -> list[str]:
+    found = cluster.hubs[0].api("/api/cluster")["hubs"]
+    return sorted(one["id"] for one in found if one["state"] == "ready")
+
+
+def lose_database(size: int, seed: int, outcome: Outcome) -> None:
+    """`size` is the number of seconds for which the server is away."""
+    lose_in_each_way(WAYS, size, outcome)
+
+
+def lose_in_each_way(
+    ways: Sequence[str], seconds: float, outcome: Outcome, slack: float = 0.0
+) -> None:
+    """`slack` are the seconds by which a busy machine may be late."""
+    servers = [server_entry("new", "sdk_server", "--era", "modern")]
+    with (
+        run_peer() as peer,
+        temporary_home() as gates,
+        run_cluster(
+            2, servers, a2a_config(), agents_env(gates), create_database(peer.url)
+        ) as cluster,
+    ):
+        for hub in cluster.hubs:
+            hub.wait_connected("new")
+        for way in ways:
+            _lose_once(way, peer, cluster, seconds, slack, outcome)
+
+
+def _lose_once(
+    way: str,
+    peer: PostgresPeer,
+    cluster: Cluster,
+    seconds: float,
+    slack: float,
+    outcome: Outcome,
+) -> None:
+    before = list_ids(cluster)
+    with DatabaseCallers(cluster) as callers:
+        if way == "paused":
+            peer.pause()
+        else:
+            peer.stop()
+        if way != "restarted":
+            noticed = until(lambda: not any(is_ready(hub) for hub in cluster.hubs))
+            outcome.check(noticed, f"{way}: /readyz does not fail")
+            time.sleep(seconds)
+        if way == "paused":
+            peer.resume()
+        else:
+            peer.start()
+        begun = time.monotonic()
+        back = until(lambda: all(is_ready(hub) for hub in cluster.hubs))
+        works = until(lambda: all(send_message(hub) for hub in cluster.hubs))
+        took = time.monotonic() - begun
+        outcome.check(back and works, f"{way}: the hubs do not recover")
+        outcome.check(took < BACK_SECONDS + slack, f"{way}: recovered after {took:.1f} s")
+    late, kind = callers.slowest
+    outcome.check(late < ANSWER_SECONDS + slack, f"{way}: one of the {kind} has taken {late:.1f} s")
+    outcome.check(not callers.lost, f"{way}: {callers.lost[:3]}")
+    outcome.check(list_ids(cluster) == before, f"{way}: a hub was declared dead")
+    served = callers.answers
+    outcome.check(
+        served["calls served"] > 0 and served["forwarded calls served"] > 0, f"{way}: {served}"
+    )
+    outcome.figures[f"{way}: slowest answer, s"] = round(late, 2)
+    outcome.figures[f"{way}: recovered after, s"] = round(took, 2)
+    for name, count in sorted(served.items()):
+        outcome.figures[f"{way}: {name}"] = count
+
+
+def is_ready(hub: RunningHub) -> bool:
+    return wire.get(f"{hub.url}/readyz", timeout=PATIENCE).status == 200

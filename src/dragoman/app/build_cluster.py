@@ -1,0 +1,192 @@
+"""Joins the hub to a cluster: its place among the hubs, and the connection between them.
+
+Imported only where `[cluster] secret` is set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dragoman import __version__
+from dragoman.app.build_guards import Guards
+from dragoman.app.config_watch import LiveConfig
+from dragoman.app.placed_servers import PREFIX, PlacedServers, is_placed, parse_hub
+from dragoman.core.errors import ConfigError
+from dragoman.core.principal import Principal
+from dragoman.core.shared_settings import resolve_cluster_key, resolve_store_url
+from dragoman.mcp.client.upstream_manager import UpstreamManager
+from dragoman.net.client import GuardedHttpClient, OutboundHttp
+from dragoman.stores.cluster import DRAINING, READY, PostgresCluster
+from dragoman.web.forwarding import (
+    MAX_BODY,
+    PATH,
+    ClusterSecret,
+    ForwardingApp,
+    InternalApp,
+    PlacedHttpClient,
+)
+from dragoman.web.http.body_budget import BodyBudget
+from dragoman.web.http.http1 import Application
+from dragoman.web.http.listener import HttpListener
+from dragoman.web.http.sockets import tcp_socket, unix_socket
+from dragoman.wire.http import HttpClient
+
+Identify = Callable[[Any], Principal | None]
+React = Callable[[str], Awaitable[None]]
+
+MAX_CLIENTS = 256
+LAST_SECONDS = 2.0
+
+
+@dataclass(slots=True)
+class HubClients:
+    """The HTTP clients for the internal listeners of other hubs, by address."""
+
+    _net: OutboundHttp = field(default_factory=OutboundHttp)
+    _sockets: dict[str, OutboundHttp] = field(default_factory=dict)
+    _open: dict[str, GuardedHttpClient] = field(default_factory=dict)
+
+    def open(self, address: str) -> tuple[HttpClient, str]:
+        """Returns the client for a hub, and the URL that it requests."""
+        is_path = address.startswith("/")
+        url = f"http://{'hub' if is_path else address}{PATH}"
+        client = self._open.get(address)
+        if client is None:
+            net = self._net
+            if is_path:
+                net = self._sockets.setdefault(address, OutboundHttp(socket_path=address))
+            while len(self._open) >= MAX_CLIENTS:
+                del self._open[next(iter(self._open))]
+            client = self._open[address] = net.open_configured(
+                url, allow_private=True, follow=False
+            )
+        return client, url
+
+    async def close(self) -> None:
+        await asyncio.gather(*(one.close() for one in (self._net, *self._sockets.values())))
+
+
+@dataclass(slots=True)
+class ClusterParts:
+    hubs: PostgresCluster
+    key: bytes
+    """The key of all hubs for seals that any of them opens."""
+    _secret: ClusterSecret
+    _listen: str
+    _advertise: str | None
+    _clients: HubClients = field(default_factory=HubClients)
+    _listener: HttpListener | None = None
+    _internal: InternalApp | None = None
+
+    def open_placed(self, url: str) -> HttpClient | None:
+        """Returns the client for a server that another hub runs; None for other addresses."""
+        if not is_placed(url):
+            return None
+        return PlacedHttpClient(self.hubs, self._secret, self._clients.open, parse_hub(url))
+
+    def wrap(self, app: Application, identify: Identify) -> ForwardingApp:
+        return ForwardingApp(app, self.hubs, self._secret, self._clients.open, identify)
+
+    async def start(
+        self,
+        app: Application,
+        bodies: BodyBudget,
+        placed: PlacedServers,
+        inherit: React,
+        begin_anew: React,
+    ) -> None:
+        """Opens the internal listener, whose requests `app` answers, and registers this hub.
+        `inherit` gets the id of each hub that this one becomes the heir of, `begin_anew` the new id
+        of this hub if others have declared it dead."""
+        self.hubs.on_inherit.append(inherit)
+        self.hubs.on_lost.append(begin_anew)
+        self._internal = InternalApp(app, self.hubs, self._secret, {PREFIX: placed.serve})
+        if self._listen.startswith("/"):
+            sock, address = unix_socket(self._listen), self._listen
+        else:
+            host, _, port = self._listen.rpartition(":")
+            if not host or not port.isdigit():
+                raise ConfigError(
+                    f'[cluster] listen = "{self._listen}" is invalid: write HOST:PORT, or the path '
+                    "of a Unix socket"
+                )
+            sock = tcp_socket(host.strip("[]"), int(port))
+            address = f"{host}:{sock.getsockname()[1]}"
+        self._listener = HttpListener(self._internal, sock, bodies, body_bytes=MAX_BODY)
+        await self._listener.start()
+        await self.hubs.start(self._advertise or address)
+
+    def build_placed(self, guards: Guards, upstreams: UpstreamManager) -> PlacedServers:
+        return PlacedServers(guards, upstreams, self.key)
+
+    async def set_ready(self) -> None:
+        await self.hubs.set_state(READY)
+
+    async def describe(self) -> Mapping[str, Any]:
+        """The hubs and the leases, for people. Raises `StorageFailed`."""
+        await self.hubs.refresh()
+        leases = await self.hubs.list_leases()
+        return {
+            "hubs": [
+                {
+                    "id": one.id,
+                    "node": one.node,
+                    "version": one.version,
+                    "state": one.state,
+                    "address": one.address,
+                    "heir": one.heir,
+                    "started_at": one.started_at,
+                    "seen_secs_ago": round(max(one.age, 0.0), 3),
+                    "is_this": one.id == self.hubs.mark,
+                }
+                for one in sorted(self.hubs.hubs.values(), key=lambda one: one.started_at)
+            ],
+            "leases": [
+                {
+                    "name": one.name,
+                    "hub": one.hub,
+                    "token": one.token,
+                    "expires_in_secs": round(one.left, 3),
+                }
+                for one in leases
+            ],
+        }
+
+    async def begin_stop(self) -> None:
+        """Takes no more requests of other hubs, which wait for the heir of this one."""
+        if self._internal is not None:
+            self._internal.close()
+        await self.hubs.set_state(DRAINING)
+
+    async def leave(self) -> None:
+        """Another hub owns from now on what was this one's own."""
+        await self.hubs.stop()
+
+    async def close(self) -> None:
+        if self._listener is not None:
+            await self._listener.drain(LAST_SECONDS)
+            self._listener.abort()
+        await self._clients.close()
+        if self._listen.startswith("/"):
+            Path(self._listen).unlink(missing_ok=True)
+
+
+def build_cluster(home: Path, live: LiveConfig) -> ClusterParts:
+    """Raises `ConfigError` if the settings of the cluster are incomplete."""
+    settings = live.config.cluster
+    url = resolve_store_url(live.config.store, live.secrets)
+    if url is None:
+        raise ConfigError(
+            "[cluster] secret needs [store] url: the hubs share a PostgreSQL database"
+        )
+    key = resolve_cluster_key(settings, live.secrets)
+    assert key is not None
+    node = f"{socket.gethostname()}:{os.getpid()}"
+    hubs = PostgresCluster(url, node, __version__, settings.lease_secs)
+    return ClusterParts(hubs, key, ClusterSecret(key), settings.listen, settings.advertise)

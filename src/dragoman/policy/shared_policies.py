@@ -1,0 +1,263 @@
+"""Keeps the policy folders of hubs on one database the same.
+
+Each hub works with the files in its folder, as a single hub does. A change of the folder, by the
+API, a command or by hand, is stored in the database once the set is valid and in force here; a
+change in the database is written to the folder, if the set that results is valid here. Of two
+changes of a file at once the later one wins, and the other text is kept beside it.
+
+Only where `[store] url` is set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from dragoman.core.errors import ConfigError, StorageFailed
+from dragoman.core.file_modes import make_private_folder
+from dragoman.core.policy_files import PolicyFileStore, SharedFile, hash_text
+from dragoman.policy import loader
+from dragoman.policy.folder import DISABLED, TEMPORARY
+from dragoman.policy.loader import POLICIES, TESTS, PolicyError
+from dragoman.policy.reloader import FolderState, PolicyReloader, read_state
+
+log = logging.getLogger(__name__)
+
+RECORD = "policies.shared"
+"""In the home: the digest of each file when folder and database were last the same."""
+MAX_FILES, MAX_BYTES = 1_000, 1024 * 1024
+
+Digests = Mapping[str, str]
+
+
+class _LocalFile(NamedTuple):
+    text: str
+    digest: str
+    changed_at: float
+
+
+class SharedPolicies:
+    def __init__(self, store: PolicyFileStore, home: Path, folder: Path) -> None:
+        self._store = store
+        self._record = home / RECORD
+        self._folder = folder
+        self._known = _read_record(self._record)
+        self._version = -1
+        self._state: FolderState = None
+        self._seen: FolderState = None
+        self._refused = ""
+
+    def close(self) -> None:
+        self._store.close()
+
+    def prepare(self) -> None:
+        """Takes the files of the database before the policies are loaded. Raises `ConfigError`."""
+        try:
+            self._version = self._store.read_version()
+            stored = self._store.load()
+        except StorageFailed as error:
+            raise ConfigError(f"the policies cannot be read: {error}") from error
+        local = _read_folder(self._folder)
+        taken = {
+            name: one
+            for name, one in stored.items()
+            if name not in local
+            or self._known.get(name, "") in ("", local[name].digest)
+            or local[name].changed_at < one.changed_at
+        }
+        gone = [
+            name
+            for name, one in local.items()
+            # A home that joins brings no policies with it.
+            if name not in stored and (not self._known or self._known.get(name) == one.digest)
+        ]
+        if stored and self._write(taken, gone, local):
+            self._save_record({name: one.digest for name, one in stored.items() if name in taken})
+
+    async def check(self, reloader: PolicyReloader) -> None:
+        """Compares folder and database if either has changed. Never raises."""
+        try:
+            version, state = self._store.read_version(), read_state(self._folder)
+            seen, self._seen = self._seen, state
+            if (version, state) == (self._version, self._state):
+                return
+            # A folder that is still being written, or whose set is invalid, is not stored.
+            is_settled = state == seen and not reloader.is_stale and not reloader.problem
+            if version == self._version and not is_settled and state is not None:
+                return
+            if await self._compare(reloader, is_settled):
+                self._version, self._state = version, read_state(self._folder)
+        except (StorageFailed, ConfigError, OSError) as error:
+            self._report(f"the policies of other hubs cannot be compared: {error}")
+        except Exception:
+            log.exception("the policies of other hubs cannot be compared")
+
+    async def _compare(self, reloader: PolicyReloader, is_settled: bool) -> bool:
+        """Returns whether both are the same now, as far as this hub can tell."""
+        stored, local = self._store.load(), await asyncio.to_thread(_read_folder, self._folder)
+        taken: dict[str, SharedFile] = {}
+        sent: dict[str, str | None] = {}
+        gone: list[str] = []
+        beaten: dict[str, str] = {}
+        for name in stored.keys() | local.keys():
+            here, there = local.get(name), stored.get(name)
+            mine = here.digest if here is not None else None
+            theirs = there.digest if there is not None else None
+            known = self._known.get(name)
+            if mine == theirs:
+                continue
+            if self._is_ours(here, there, known) and self._folder.is_dir():
+                sent[name] = here.text if here is not None else None
+                if there is not None and theirs != known:
+                    beaten[name] = there.text
+            elif there is not None:
+                taken[name] = there
+            else:
+                gone.append(name)
+        if (taken or gone) and not await self._take(reloader, taken, gone, local, stored):
+            return False
+        if sent and not is_settled:
+            return False
+        lost: list[str] = []
+        if sent:
+            before = {name: one.digest for name, one in stored.items()}
+            lost = self._store.change(sent, before)
+            for name in beaten.keys() - set(lost):
+                self._keep_aside(name, beaten[name])
+            log.info("policy files are stored for the other hubs: %s", ", ".join(sorted(sent)))
+        if not lost:
+            self._report("")
+            merged = {name: one.digest for name, one in stored.items()}
+            merged |= {name: hash_text(text) for name, text in sent.items() if text is not None}
+            self._save_record({n: d for n, d in merged.items() if sent.get(n, "") is not None})
+        return not lost
+
+    @staticmethod
+    def _is_ours(here: _LocalFile | None, there: SharedFile | None, known: str | None) -> bool:
+        """Whether the text in the folder is the newer one of two that differ."""
+        mine = here.digest if here is not None else None
+        theirs = there.digest if there is not None else None
+        if theirs == known:
+            return True
+        if mine == known:
+            return False
+        if here is None or there is None:
+            return there is None  # one was changed, the other one deleted: the text stays
+        return here.changed_at > there.changed_at
+
+    async def _take(
+        self,
+        reloader: PolicyReloader,
+        taken: Mapping[str, SharedFile],
+        gone: list[str],
+        local: Mapping[str, _LocalFile],
+        stored: Mapping[str, SharedFile],
+    ) -> bool:
+        texts = {name: one.text for name, one in local.items() if name not in gone}
+        texts |= {name: one.text for name, one in taken.items()}
+        used = {name: text for name, text in texts.items() if name.endswith((POLICIES, TESTS))}
+        checked = await asyncio.to_thread(loader.check_texts, used)
+        if checked.policy_set is None:
+            why = "; ".join(str(one) for one in checked.findings[:3])
+            self._report(f"the policies of other hubs are not used here: {why}")
+            return False
+        if not await asyncio.to_thread(self._write, taken, gone, local):
+            return False
+        same = {name: one.digest for name, one in stored.items() if name in taken}
+        kept = {n: d for n, d in self._known.items() if n not in gone}
+        self._save_record({**kept, **same})
+        with contextlib.suppress(PolicyError):  # the reloader reports it
+            await reloader.reload()
+        return True
+
+    def _write(
+        self, taken: Mapping[str, SharedFile], gone: list[str], local: Mapping[str, _LocalFile]
+    ) -> bool:
+        """Writes files of the database to the folder, each of them atomically."""
+        try:
+            make_private_folder(self._folder)
+            for name, one in taken.items():
+                here = local.get(name)
+                if here is not None and here.digest == one.digest:
+                    continue
+                if here is not None and self._known.get(name) != here.digest:
+                    self._keep_aside(name, here.text)
+                _replace(self._folder / name, one.text)
+            for name in gone:
+                if self._known.get(name) != local[name].digest:
+                    self._keep_aside(name, local[name].text)
+                (self._folder / name).unlink(missing_ok=True)
+        except OSError as error:
+            self._report(f'"{self._folder}" cannot be written ({error.strerror})')
+            return False
+        return True
+
+    def _keep_aside(self, name: str, text: str) -> None:
+        aside = self._folder / f"{name}.aside-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}"
+        with contextlib.suppress(OSError):
+            _replace(aside, text)
+        log.warning(
+            'the policy file "%s" differed at two hubs; the text that lost is kept in "%s"',
+            name,
+            aside,
+        )
+
+    def _save_record(self, known: Digests) -> None:
+        self._known = dict(known)
+        with contextlib.suppress(OSError):
+            _replace(self._record, json.dumps(self._known))
+
+    def _report(self, problem: str) -> None:
+        if problem and problem != self._refused:
+            log.error("%s", problem)
+        self._refused = problem
+
+
+def _replace(path: Path, text: str) -> None:
+    handle, ready = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=TEMPORARY)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(ready, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(ready)
+        raise
+
+
+def _read_folder(folder: Path) -> dict[str, _LocalFile]:
+    """Reads the files that hubs share. Raises `OSError` or `ConfigError`."""
+    if not folder.is_dir():
+        return {}
+    found: dict[str, _LocalFile] = {}
+    endings = (POLICIES, TESTS, DISABLED)
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith(".") or not path.name.endswith(endings) or not path.is_file():
+            continue
+        data = path.read_bytes()[: MAX_BYTES + 1]
+        if len(data) > MAX_BYTES or len(found) >= MAX_FILES:
+            raise ConfigError(f'"{folder}" is too large to be shared with other hubs')
+        try:
+            text = data.decode()
+        except UnicodeDecodeError as error:
+            raise ConfigError(f'"{path}" is not UTF-8 text: {error}') from None
+        found[path.name] = _LocalFile(text, hash_text(text), path.stat().st_mtime)
+    return found
+
+
+def _read_record(path: Path) -> dict[str, str]:
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return {str(name): str(digest) for name, digest in found.items()} if found else {}

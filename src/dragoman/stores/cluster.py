@@ -1,0 +1,598 @@
+"""The hubs of a cluster, their leases and the messages between them, in PostgreSQL.
+
+A row for each hub, renewed several times per lease, by the clock of the database. A hub that has
+not renewed its row for the length of a lease is dead, and the hub that notices it first becomes its
+heir. A hub that cannot renew counts its own leases as lost before that. Messages between hubs are
+notifications of the database, which may be lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from hashlib import sha256
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from dragoman.core.background import Background, resolve
+from dragoman.core.cluster import MARK_CHARS, End, OwnedElsewhere, Receive
+from dragoman.core.errors import ConfigError, HubError, StorageFailed
+from dragoman.core.structs import Struct
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from dragoman.stores.redis_bus import RedisBus
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Row = Sequence[Any]
+
+CHANNEL = "dragoman_hubs"
+SCHEMA = """
+CREATE SCHEMA IF NOT EXISTS dragoman;
+CREATE TABLE IF NOT EXISTS dragoman.hubs (
+  id text PRIMARY KEY,
+  node text NOT NULL,
+  version text NOT NULL,
+  address text NOT NULL,
+  started_at timestamptz NOT NULL DEFAULT now(),
+  seen_at timestamptz NOT NULL DEFAULT now(),
+  state text NOT NULL,
+  heir text
+);
+CREATE TABLE IF NOT EXISTS dragoman.leases (
+  name text PRIMARY KEY,
+  hub text NOT NULL,
+  token bigint NOT NULL,
+  until timestamptz NOT NULL
+);
+"""
+LOCK = 0x647261676F6D616E  # "dragoman": of the migrations
+STARTING, READY, DRAINING, STOPPED, DEAD = "starting", "ready", "draining", "stopped", "dead"
+"""The states of a hub."""
+ENDED = frozenset({STOPPED, DEAD})
+
+CONNECT_SECONDS = 2.0
+STATEMENT_SECONDS = 1.5
+RETRY_SECONDS = 0.5
+REFRESH_SECONDS = 0.2
+"""How often requests for unknown hubs make this one read the table of hubs."""
+FORGET_DAYS = 8
+"""How long an ended hub is remembered: its sessions are found by its row."""
+MAX_QUEUED = 1_000
+MAX_PAYLOAD = 7_500
+"""Bytes of a notification; PostgreSQL takes less than 8,000."""
+MAX_LEASES = 1_000
+MAX_STRANGE = 10_000
+WAKE_SECONDS = 60.0
+"""How often a connection that waits looks again without cause."""
+
+_JOIN = """
+INSERT INTO dragoman.hubs (id, node, version, address, state) VALUES (%s, %s, %s, %s, %s)
+"""
+_RENEW = """
+UPDATE dragoman.hubs SET seen_at = now(), state = %s, version = %s, address = %s
+WHERE id = %s AND heir IS NULL AND state NOT IN ('stopped', 'dead') RETURNING id
+"""
+_LIST = """
+SELECT id, node, version, address, state, heir, extract(epoch FROM started_at)::float8,
+       extract(epoch FROM now() - seen_at)::float8
+FROM dragoman.hubs
+"""
+_INHERIT = """
+UPDATE dragoman.hubs
+SET heir = %(heir)s, state = CASE state WHEN 'stopped' THEN state ELSE 'dead' END
+WHERE id = %(id)s AND heir IS NULL
+  AND (state = 'stopped' OR seen_at < now() - make_interval(secs => %(secs)s)) RETURNING id
+"""
+_INHERIT_ALL = "UPDATE dragoman.hubs SET heir = %s WHERE heir = %s"
+_LEASE = """
+INSERT INTO dragoman.leases AS held (name, hub, token, until)
+SELECT name, %(hub)s, 1, now() + make_interval(secs => %(secs)s)
+FROM unnest(%(names)s::text[]) AS name
+ON CONFLICT (name) DO UPDATE SET hub = excluded.hub, until = excluded.until,
+  token = held.token + (held.hub <> excluded.hub)::int
+WHERE held.hub = excluded.hub OR held.until < now() RETURNING name, token
+"""
+_HOLDERS = "SELECT name, hub FROM dragoman.leases WHERE name = ANY(%s) AND until > now()"
+
+
+class HubRecord(Struct, frozen=True):
+    """A row of the table of hubs."""
+
+    id: str
+    node: str
+    version: str
+    address: str
+    """Where its internal listener is: `host:port` or the path of a Unix socket."""
+    state: str
+    heir: str | None
+    started_at: float
+    age: float
+    """Seconds since it renewed its row, when the row was read."""
+
+    @property
+    def is_ended(self) -> bool:
+        return self.heir is not None or self.state in ENDED
+
+
+class LeaseRecord(Struct, frozen=True):
+    name: str
+    hub: str
+    token: int
+    left: float
+    """Seconds until it expires."""
+
+
+class PostgresCluster:
+    """Implements `Ownership`, `Leases` and `ClusterBus`. Only the event loop uses it."""
+
+    def __init__(self, url: str, node: str, version: str, lease_secs: float) -> None:
+        self.mark = token_hex(MARK_CHARS // 2)
+        self._address = ""
+        self.state = STARTING
+        self.lease_secs = lease_secs
+        self.hubs: dict[str, HubRecord] = {}
+        """All that are known, this one too."""
+        self._url = url
+        self._node = node
+        self._version = version
+        self._beat = lease_secs / 3
+        self._own: set[str] = {self.mark}
+        """This hub and those that it is the heir of."""
+        self._strange: OrderedDict[str, None] = OrderedDict()
+        """Ids in requests that no row has, and that have fallen to this hub."""
+        self._renewed = 0.0
+        """When the last renewal that succeeded was begun, by the monotonic clock."""
+        self._leased = 0.0
+        """When the last renewal of the leases that succeeded was begun."""
+        self._steady_since = 0.0
+        """Since when no renewal has been missed."""
+        self._read = 0.0
+        """When the table of hubs was read last."""
+        self._wanted: dict[str, int] = {}
+        """The leases that this hub asks for, with the token of each; 0 if it does not hold it."""
+        self._holders: dict[str, str] = {}
+        """The hubs that hold the leases that this hub asks for."""
+        self._connection: psycopg.AsyncConnection[Any] | None = None
+        self._lock = asyncio.Lock()
+        self._queue: deque[str] = deque()
+        self._receivers: dict[str, list[Receive]] = {}
+        self._bus: RedisBus | None = None
+        """What sends messages instead of the database, if anything does."""
+        self._background = Background("the cluster")
+        self._wake = asyncio.Event()
+        self._sending: asyncio.Task[None] | None = None
+        self._changed: asyncio.Future[None] | None = None
+        self.on_inherit: list[Callable[[str], Awaitable[None]]] = []
+        """Called with the id of each hub that this one becomes the heir of."""
+        self.on_lost: list[Callable[[str], Awaitable[None]]] = []
+        """Called with the new id of this hub when others have declared it dead."""
+
+    # --- start and stop ------------------------------------------------------------------------
+
+    async def start(self, address: str) -> None:
+        """Registers this hub, whose internal listener is at `address`. Raises `ConfigError` if the
+        database cannot be used."""
+        _load_driver()
+        self._address = address
+        try:
+            await self._execute_script(SCHEMA)
+            await self._register()
+        except StorageFailed as error:
+            raise ConfigError(f"the cluster cannot be joined: {error}") from error
+        self._background.spawn(self._keep_beating())
+        self._background.spawn(self._keep_listening())
+
+    async def set_state(self, state: str) -> None:
+        self.state = state
+        with suppress(StorageFailed):  # the next renewal writes it
+            await self._renew()
+
+    async def stop(self) -> None:
+        """Leaves the cluster: releases the leases, so that others own at once what was this hub's
+        own."""
+        self.state = STOPPED
+        await self._background.close()
+        with suppress(StorageFailed):
+            await self._execute("DELETE FROM dragoman.leases WHERE hub = %s", (self.mark,))
+            await self._execute(
+                "UPDATE dragoman.hubs SET state = 'stopped' WHERE id = %s AND heir IS NULL",
+                (self.mark,),
+            )
+            await self._execute("SELECT pg_notify(%s, %s)", (CHANNEL, self._encode("hubs", {})))
+        self._drop_connection()
+
+    # --- ownership -----------------------------------------------------------------------------
+
+    def check(self, mark: str) -> None:
+        if mark not in self._own and mark not in self._strange and _is_mark(mark):
+            raise OwnedElsewhere(mark)
+
+    async def find_owner(self, mark: str) -> HubRecord | None:
+        """Finds the living hub that owns what `mark` names; None if it is this hub. One that no
+        row has any more is as if it were chosen by lot, the same at each hub."""
+        for attempt in range(2):
+            record = self.hubs.get(mark)
+            for _ in range(len(self.hubs)):  # heirs of heirs
+                if record is None or record.heir is None or record.id in self._own:
+                    break
+                record = self.hubs.get(record.heir)
+            if record is not None and record.id in self._own:
+                return None
+            if record is not None and not record.is_ended:
+                return record
+            if not attempt and time.monotonic() - self._read > REFRESH_SECONDS:
+                await self.refresh()
+        if mark in self.hubs:
+            return self.hubs[mark]  # it has ended, and has no heir yet
+        lots = {one.id: sha256(f"{mark} {one.id}".encode()).digest() for one in self.list_living()}
+        chosen = max(lots, key=lambda id: lots[id], default=self.mark)
+        if chosen != self.mark:
+            return self.hubs[chosen]
+        self._strange[mark] = None
+        while len(self._strange) > MAX_STRANGE:
+            self._strange.popitem(last=False)
+        return None
+
+    async def refresh(self) -> None:
+        """Reads the table of hubs, and becomes the heir of those that have ended."""
+        await self._renew()
+
+    async def wait_for_change(self, seconds: float) -> None:
+        """Waits until the table of hubs has changed, or so many seconds."""
+        if self._changed is None or self._changed.done():
+            self._changed = asyncio.get_running_loop().create_future()
+        await asyncio.wait([self._changed], timeout=seconds)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether this hub has renewed its row within the length of a lease."""
+        return time.monotonic() - self._renewed < self.lease_secs
+
+    def list_living(self) -> list[HubRecord]:
+        return [one for one in self.hubs.values() if not one.is_ended]
+
+    def list_others(self) -> list[HubRecord]:
+        return [one for one in self.list_living() if one.id != self.mark]
+
+    # --- leases --------------------------------------------------------------------------------
+
+    def holds(self, name: str) -> bool:
+        return self.find_token(name) > 0
+
+    def find_token(self, name: str) -> int:
+        token = self._wanted.get(name)
+        if token is None:
+            if len(self._wanted) >= MAX_LEASES:
+                log.error("too many leases: %s is not asked for", name[:100])
+                return 0
+            self._wanted[name] = token = 0
+            self._wake.set()
+        # Not by the renewal of the row: that of the leases comes later, and can fail alone.
+        return token if time.monotonic() - self._leased < self.lease_secs else 0
+
+    def find_holder(self, name: str) -> str:
+        return self._holders.get(name, "")
+
+    async def list_leases(self) -> list[LeaseRecord]:
+        rows = await self._execute(
+            "SELECT name, hub, token, extract(epoch FROM until - now())::float8 "
+            "FROM dragoman.leases ORDER BY name"
+        )
+        return [LeaseRecord(*row) for row in rows]
+
+    # --- messages ------------------------------------------------------------------------------
+
+    def use_bus(self, bus: RedisBus) -> None:
+        """Sends messages by `bus` from now on; those that the database sends still arrive."""
+        self._bus = bus
+        bus.subscribe("hubs", lambda sender, data: self._wake.set())
+        bus.observe_gaps(self._wake.set)
+
+    def publish(self, kind: str, data: Mapping[str, Any]) -> None:
+        if self._bus is not None:
+            return self._bus.publish(kind, data)
+        text = self._encode(kind, data)
+        if len(text) > MAX_PAYLOAD or len(self._queue) >= MAX_QUEUED:
+            log.warning("a message to other hubs was dropped: %s", kind)
+            return
+        self._queue.append(text)
+        if self._sending is None or self._sending.done():
+            self._sending = self._background.spawn(self._send())
+
+    def subscribe(self, kind: str, receive: Receive) -> End:
+        receivers = self._receivers.setdefault(kind, [])
+        receivers.append(receive)
+        end = self._bus.subscribe(kind, receive) if self._bus is not None else None
+
+        def end_both() -> None:
+            if receive in receivers:
+                receivers.remove(receive)
+            if end is not None:
+                end()
+
+        return end_both
+
+    def _encode(self, kind: str, data: Mapping[str, Any]) -> str:
+        # ASCII, so that characters are bytes.
+        return json.dumps([kind, self.mark, data], separators=(",", ":"))
+
+    async def _send(self) -> None:
+        while self._queue:
+            batch = [self._queue.popleft() for _ in range(min(len(self._queue), 100))]
+            try:
+                await self._execute(
+                    "SELECT pg_notify(%s, text) FROM unnest(%s::text[]) AS text", (CHANNEL, batch)
+                )
+            except StorageFailed as error:
+                log.warning("%d messages to other hubs are lost: %s", len(batch), error)
+
+    def _receive(self, payload: str) -> None:
+        try:
+            kind, sender, data = json.loads(payload)
+        except (ValueError, TypeError):
+            return
+        if sender == self.mark or not isinstance(data, dict):
+            return
+        if kind == "hubs":
+            self._wake.set()
+        for receive in tuple(self._receivers.get(kind, ())):
+            try:
+                receive(sender, data)
+            except Exception:
+                log.exception("a message of another hub could not be handled: %s", kind)
+
+    async def _keep_listening(self) -> None:
+        import psycopg
+
+        while True:
+            connection = None
+            try:
+                connection = await self._connect()
+                async with asyncio.timeout(STATEMENT_SECONDS):
+                    await connection.execute(f"LISTEN {CHANNEL}")
+                self._wake.set()  # what was missed
+                while True:
+                    async for one in connection.notifies(timeout=self.lease_secs):
+                        self._receive(one.payload)
+                    async with asyncio.timeout(STATEMENT_SECONDS):  # is it still there?
+                        await connection.execute("SELECT 1")
+            except (psycopg.Error, OSError, TimeoutError, StorageFailed) as error:
+                log.warning("no messages of other hubs for the moment: %s", _render(error))
+            finally:
+                if connection is not None:
+                    connection.pgconn.finish()
+            await asyncio.sleep(RETRY_SECONDS)
+
+    # --- renewal -------------------------------------------------------------------------------
+
+    async def _register(self) -> None:
+        await self._execute(
+            _JOIN,
+            (self.mark, self._node, self._version, self._address, self.state),
+        )
+        await self._execute(
+            "DELETE FROM dragoman.hubs WHERE state IN ('stopped', 'dead') "
+            "AND seen_at < now() - make_interval(days => %s)",
+            (FORGET_DAYS,),
+        )
+        self._steady_since = time.monotonic()
+        await self._renew()
+        self.publish("hubs", {})
+
+    async def _keep_beating(self) -> None:
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._beat):
+                    await self._wake.wait()
+            self._wake.clear()
+            try:
+                await self._renew()
+            except StorageFailed as error:
+                log.warning("this hub could not renew its place in the cluster: %s", error)
+                await asyncio.sleep(min(RETRY_SECONDS, self._beat))
+            except Exception:  # without renewals this hub would be dead for the others
+                log.exception("this hub could not renew its place in the cluster")
+                await asyncio.sleep(min(RETRY_SECONDS, self._beat))
+
+    async def _renew(self) -> None:
+        """Renews the row and the leases, and reads what others have written."""
+        async with self._lock:
+            await self._renew_alone()
+
+    async def _renew_alone(self) -> None:
+        begun = time.monotonic()
+        renewed = await self._run(_RENEW, (self.state, self._version, self._address, self.mark))
+        if not renewed:
+            await self._begin_anew()
+            return
+        if begun - self._renewed > self.lease_secs:
+            self._steady_since = begun
+        self._renewed = begun
+        await self._renew_leases()
+        self._take(await self._run(_LIST, ()))
+        await self._inherit()
+
+    async def _renew_leases(self) -> None:
+        if not self._wanted or self.state != READY:
+            self._wanted = dict.fromkeys(self._wanted, 0)
+            return
+        names, begun = list(self._wanted), time.monotonic()
+        held = await self._run(_LEASE, {"hub": self.mark, "secs": self.lease_secs, "names": names})
+        tokens: dict[str, int] = {str(name): int(token) for name, token in held}
+        for name in names:
+            self._wanted[name] = tokens.get(name, 0)
+        self._leased = begun
+        rows = await self._run(_HOLDERS, (names,))
+        self._holders = {str(name): str(hub) for name, hub in rows}
+
+    async def _inherit(self) -> None:
+        """Becomes the heir of hubs that have ended. A hub that was cut off itself waits: it cannot
+        know whether the others were, too."""
+        if self.state != READY:
+            return
+        is_steady = self._renewed - self._steady_since >= self.lease_secs
+        for one in list(self.hubs.values()):
+            late = one.age > self.lease_secs and is_steady
+            if one.id == self.mark or one.heir is not None or not (late or one.state == STOPPED):
+                continue
+            names = {"heir": self.mark, "id": one.id, "secs": self.lease_secs}
+            if await self._run(_INHERIT, names):
+                await self._run(_INHERIT_ALL, (self.mark, one.id))
+                log.warning("hub %s (%s) has ended; this hub takes over", one.id, one.node)
+                for react in self.on_inherit:  # before requests for it are served here
+                    await self._react(react, one.id)
+                self.publish("hubs", {})
+                self._take(await self._run(_LIST, ()))
+
+    def _take(self, rows: Sequence[Row]) -> None:
+        found = {row[0]: HubRecord(*row) for row in rows}
+        self._read = time.monotonic()
+        before = {one.id: (one.state, one.heir, one.address) for one in self.hubs.values()}
+        self.hubs = found
+        self._own = {self.mark} | {one.id for one in found.values() if one.heir == self.mark}
+        for id in [id for id in self._strange if id in found]:
+            del self._strange[id]
+        if before != {one.id: (one.state, one.heir, one.address) for one in found.values()}:
+            resolve(self._changed, None)
+
+    async def _begin_anew(self) -> None:
+        """Others have declared this hub dead while it was cut off, and own what was its own."""
+        if self.state in ENDED:
+            return
+        log.error("this hub was cut off and counts as dead; it joins the cluster again as another")
+        self._own = set()
+        self._wanted = dict.fromkeys(self._wanted, 0)
+        mark = token_hex(MARK_CHARS // 2)
+        await self._run(_JOIN, (mark, self._node, self._version, self._address, self.state))
+        # Only now: what a hub without a row has claimed counts as that of a dead one.
+        self.mark, self._own = mark, {mark}
+        self._renewed = self._steady_since = time.monotonic()
+        for lost in self.on_lost:  # before anything can fail: this is not repeated
+            await self._react(lost, self.mark)
+        self.publish("hubs", {})
+        self._take(await self._run(_LIST, ()))
+
+    async def _react(self, react: Callable[[str], Awaitable[None]], id: str) -> None:
+        """Calls `react`, and again later if it fails."""
+        try:
+            await react(id)
+        except HubError as error:
+            log.warning("what hub %s owned is taken over later: %s", id, error)
+            self._background.spawn(self._react_later(react, id))
+        except Exception:  # the renewals go on
+            log.exception("what hub %s owned is not taken over", id)
+
+    async def _react_later(self, react: Callable[[str], Awaitable[None]], id: str) -> None:
+        await asyncio.sleep(RETRY_SECONDS)
+        await self._react(react, id)
+
+    # --- the database --------------------------------------------------------------------------
+
+    async def _execute(self, statement: str, values: Sequence[Any] = ()) -> list[Row]:
+        async with self._lock:
+            return await self._run(statement, values)
+
+    async def _execute_script(self, script: str) -> None:
+        """Creates the tables, one hub after the other."""
+
+        async def run(connection: psycopg.AsyncConnection[Any]) -> None:
+            async with connection.transaction():
+                await connection.execute("SELECT pg_advisory_xact_lock(%s)", (LOCK,))
+                await connection.execute(script.encode())
+
+        async with self._lock:
+            await self._attempt(run, 10.0)
+
+    async def _run(self, statement: str, values: Any) -> list[Row]:
+        async def run(connection: psycopg.AsyncConnection[Any]) -> list[Row]:
+            cursor = await connection.execute(statement.encode(), values)
+            return await cursor.fetchall() if cursor.description else []
+
+        return await self._attempt(run, STATEMENT_SECONDS)
+
+    async def _attempt(
+        self, run: Callable[[psycopg.AsyncConnection[Any]], Awaitable[T]], seconds: float
+    ) -> T:
+        import psycopg
+
+        try:
+            if self._connection is None or self._connection.closed:
+                self._connection = await self._connect()
+            async with asyncio.timeout(seconds):
+                return await run(self._connection)
+        except (psycopg.Error, OSError, TimeoutError) as error:
+            self._drop_connection()
+            raise StorageFailed(f"PostgreSQL: {_render(error)}") from error
+        except asyncio.CancelledError:
+            self._drop_connection()  # a statement may be running
+            raise
+
+    async def _connect(self) -> psycopg.AsyncConnection[Any]:
+        import psycopg
+
+        kind = _build_connection_class()
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                found: psycopg.AsyncConnection[Any] = await kind.connect(
+                    self._url,
+                    autocommit=True,
+                    connect_timeout=2,
+                    client_encoding="utf8",
+                    application_name="dragoman",
+                )
+                return found
+        except (psycopg.Error, OSError, TimeoutError) as error:
+            raise StorageFailed(f"PostgreSQL: {_render(error)}") from error
+
+    def _drop_connection(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.pgconn.finish()
+
+
+_HEX = frozenset("0123456789abcdef")
+
+
+def _is_mark(text: str) -> bool:
+    return len(text) == MARK_CHARS and _HEX.issuperset(text)
+
+
+def _load_driver() -> None:
+    try:
+        import psycopg  # noqa: F401
+    except ImportError:
+        raise ConfigError(
+            "[cluster] needs another package: pip install 'dragoman-hub[postgres]'"
+        ) from None
+
+
+def _build_connection_class() -> type[psycopg.AsyncConnection[Any]]:
+    """psycopg's own connection sends a cancel request when its task is cancelled, and waits for the
+    answer: a database that is stopped would hold up the hub. Here the connection is dropped."""
+    import psycopg
+    from psycopg import waiting
+
+    class PromptConnection(psycopg.AsyncConnection[Any]):
+        async def wait(
+            self, gen: Any, interval: float = WAKE_SECONDS, timeout: float | None = None
+        ) -> Any:
+            return await waiting.wait_async(
+                gen, self.pgconn.socket, interval=WAKE_SECONDS, timeout=timeout
+            )
+
+    return PromptConnection
+
+
+def _render(error: BaseException) -> str:
+    if isinstance(error, TimeoutError):
+        return "it did not answer in time"
+    return " ".join(str(error).split())[:300] or type(error).__name__

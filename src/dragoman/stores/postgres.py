@@ -1,0 +1,800 @@
+"""Stores in PostgreSQL: connections, transactions, migrations, and changes by other hubs.
+
+Statements run on the thread of the event loop, so every wait has a deadline of its own: a server
+that is stopped keeps its connections open, and its own timeouts do not run. After a failure, all
+statements fail at once until a thread that watches the server has reached it again.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import select
+import socket
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from types import TracebackType
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg import waiting
+from psycopg.adapt import Buffer, Loader
+from psycopg.types.numeric import NumericBinaryLoader
+
+from dragoman.core.errors import ConfigError
+from dragoman.core.urls import render_origin
+from dragoman.stores.database import (
+    POSTGRES,
+    SETTING,
+    DatabaseConnection,
+    DatabaseWriter,
+    PostgresLimits,
+    Rows,
+    Statement,
+    StoreTables,
+)
+from dragoman.stores.postgres_sql import (
+    Names,
+    convert_values,
+    quote,
+    translate,
+    translate_script,
+    unescape,
+)
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+SCHEMA = "dragoman"
+CHANNEL = "dragoman_changes"
+OLDEST_SERVER = 14
+FIRST_CONNECT = 5.0
+"""Seconds for the first connection: no event loop waits for it."""
+MIGRATION_LOCK = 0x647261676D696772
+HUB_LOCK = 0x6472616768756273
+"""Keys of advisory locks: the migrations of a database, and the hubs that use it."""
+
+_BASE = f"""
+CREATE TABLE {SCHEMA}.versions (store TEXT PRIMARY KEY, number BIGINT NOT NULL);
+CREATE TABLE {SCHEMA}.changes (store TEXT PRIMARY KEY, number BIGINT NOT NULL);
+CREATE TABLE {SCHEMA}.identity (id TEXT NOT NULL);
+"""
+_FIND_IDENTITY = f"SELECT FROM pg_tables WHERE schemaname = '{SCHEMA}' AND tablename = 'identity'"
+_BUMP = (
+    "BEGIN; WITH bumped AS "
+    f"(UPDATE {SCHEMA}.changes SET number = number + 1 WHERE store = {{0}} RETURNING number) "
+    f"SELECT number, pg_notify('{CHANNEL}', {{0}}) FROM bumped"
+)
+_COUNTERS = f"SELECT store, number FROM {SCHEMA}.changes"
+
+
+class _TextLoader(Loader):
+    def load(self, data: Buffer) -> str:
+        return unescape(str(data, "utf-8"))
+
+
+class _NumericLoader(NumericBinaryLoader):
+    """Sums of integers are numeric."""
+
+    def load(self, data: Buffer) -> Any:
+        value = super().load(data)
+        return int(value) if value == value.to_integral_value() else float(value)
+
+
+class _BinaryTextLoader(_TextLoader):
+    format = psycopg.pq.Format.BINARY
+
+
+class DeadlineConnection(psycopg.Connection[tuple[Any, ...]]):
+    """Every wait ends at a deadline. Afterwards the connection cannot be used."""
+
+    seconds = 1.0
+    backend = 0
+    """The id of the server's process for it."""
+
+    def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
+        try:
+            return super().wait(gen, interval, self.seconds)
+        except psycopg.errors._WaitTimeout:
+            self.pgconn.finish()
+            raise psycopg.errors.ConnectionTimeout(
+                f"the server did not answer within {self.seconds:g} s"
+            ) from None
+
+
+def _dial(url: str, seconds: float, **more: str | None) -> DeadlineConnection:
+    """Connects within `seconds`, which libpq cannot."""
+    params = psycopg.conninfo.make_conninfo(url, application_name="dragoman", **more)
+    try:
+        connection = waiting.wait_conn(DeadlineConnection._connect_gen(params), 0.1, seconds)
+    except psycopg.errors._WaitTimeout:
+        raise psycopg.errors.ConnectionTimeout(
+            f"the server did not answer within {seconds:g} s"
+        ) from None
+    connection._autocommit = True
+    connection.seconds = seconds
+    adapters = connection.adapters
+    adapters.register_loader("text", _TextLoader)
+    adapters.register_loader("text", _BinaryTextLoader)
+    adapters.register_loader("numeric", _NumericLoader)
+    connection.cursor_factory = psycopg.RawCursor
+    return connection
+
+
+def _prepare(connection: DeadlineConnection, seconds: float) -> None:
+    # The server's own limits come first: they leave the connection usable.
+    limit = max(int(seconds * 900), 100)
+    connection.execute(
+        f"SET search_path = {SCHEMA}; SET statement_timeout = {limit}; "
+        f"SET lock_timeout = {max(limit // 3, 100)}; SET client_encoding = 'UTF8'; "
+        "SET idle_in_transaction_session_timeout = 5000; "
+        "SET default_transaction_isolation = 'read committed'"
+    )
+
+
+def describe_error(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _convert(error: psycopg.Error | OSError) -> sqlite3.Error:
+    kind: type[sqlite3.Error] = sqlite3.OperationalError
+    if isinstance(error, psycopg.IntegrityError):
+        kind = sqlite3.IntegrityError
+    elif isinstance(error, psycopg.DataError):
+        kind = sqlite3.DataError
+    return kind(describe_error(error))
+
+
+class PostgresServer:
+    """A database in which stores are opened. The thread that opens a store uses it; the stores of a
+    thread share a connection."""
+
+    def __init__(
+        self,
+        url: str,
+        limits: PostgresLimits | None = None,
+        setting: str = SETTING,
+        *,
+        create: bool = True,
+    ) -> None:
+        """Connects, and creates the schema if it is missing, unless `create` is False. Raises
+        `ConfigError`."""
+        self._setting = setting
+        self.place = render_origin(url)
+        self.limits = limits or PostgresLimits()
+        self.url = url
+        self._address: dict[str, str | None] = {}
+        """Where the last connection went, so that no statement waits for a name server."""
+        self._lanes: dict[int, PostgresConnection] = {}
+        self._lock = threading.Lock()
+        """Of all below."""
+        self._problem = ""
+        """Why statements fail at once; empty while they are tried."""
+        self._counters: dict[str, int] = {}
+        self._versions: dict[str, int] = {}
+        """Of each store: how many changes by others were noticed."""
+        self._backends: set[int] = set()
+        self._listeners: dict[str, list[Callable[[], None]]] = {}
+        self._watch: _Watch | None = None
+        self._counted: set[str] = set()
+        try:
+            connection = self.connect(patience=FIRST_CONNECT)
+            try:
+                self.known = self._prepare_schema(connection, create)
+            finally:
+                connection.close()
+        except (psycopg.Error, OSError) as error:
+            raise self._build_error(error) from None
+
+    def _build_error(self, error: Exception) -> ConfigError:
+        place = f'"{self.place}" of {self._setting}'
+        return ConfigError(f"the database at {place} cannot be used: {describe_error(error)}")
+
+    # --- connections ------------------------------------------------------------------------------
+
+    def connect(
+        self, seconds: float = 0.0, *, again: bool = False, patience: float = 0.0
+    ) -> DeadlineConnection:
+        """Opens a connection within `patience`; `again` to the address of the last one. Each
+        statement may take `seconds`. Raises `psycopg.Error`."""
+        more = self._address if again else {}
+        connection = _dial(self.url, max(patience, self.limits.connect), **more)
+        connection.seconds = seconds or self.limits.statement
+        _prepare(connection, connection.seconds)
+        info = connection.info
+        connection.backend = info.backend_pid
+        if info.hostaddr:
+            self._address = {"host": info.host, "hostaddr": info.hostaddr, "port": str(info.port)}
+        with self._lock:
+            self._backends.add(connection.backend)
+        return connection
+
+    def open(self, tables: StoreTables) -> PostgresDatabase:
+        """Opens the tables of a store and runs their migrations. Raises `ConfigError`."""
+        thread = threading.get_ident()
+        with self._lock:
+            lane = self._lanes.get(thread)
+            if lane is None:
+                lane = self._lanes[thread] = PostgresConnection(self)
+            lane.users += 1
+        try:
+            self._migrate(tables)
+        except (psycopg.Error, OSError, sqlite3.Error) as error:
+            self.release(lane)
+            raise ConfigError(
+                f'the tables of "{tables.store}" in the database at "{self.place}" cannot be '
+                f"used: {describe_error(error)}"
+            ) from None
+        except ConfigError:
+            self.release(lane)
+            raise
+        return PostgresDatabase(self, lane, tables)
+
+    def release(self, lane: PostgresConnection) -> None:
+        with self._lock:
+            lane.users -= 1
+            if lane.users > 0:
+                return
+            self._lanes = {key: one for key, one in self._lanes.items() if one is not lane}
+        lane.close()
+
+    def close(self) -> None:
+        """Ends the watch and all connections."""
+        if self._watch is not None:
+            self._watch.stop()
+            self._watch = None
+        for lane in list(self._lanes.values()):
+            lane.close()
+        self._lanes.clear()
+
+    # --- tables -----------------------------------------------------------------------------------
+
+    def _prepare_schema(self, connection: DeadlineConnection, create: bool) -> dict[str, int]:
+        self.version = connection.info.parameter_status("server_version") or ""
+        version = connection.info.server_version // 10_000
+        if version < OLDEST_SERVER:
+            raise ConfigError(
+                f'the database at "{self.place}" is PostgreSQL {version}; the hub needs '
+                f"{OLDEST_SERVER} or newer"
+            )
+        encoding = connection.info.parameter_status("server_encoding")
+        if encoding not in ("UTF8", "SQL_ASCII"):
+            raise ConfigError(
+                f'the database at "{self.place}" has the encoding {encoding}; the hub needs UTF8'
+            )
+        # Not `to_regclass`, whose cache does not see what others create meanwhile.
+        found = f"SELECT EXISTS ({_FIND_IDENTITY})"
+        row = connection.execute(found).fetchone()
+        if not (row and row[0]):
+            if not create:
+                return {}
+            connection.seconds = self.limits.slow
+            with _lock_migrations(connection):
+                row = connection.execute(found).fetchone()
+                if not (row and row[0]):
+                    # Only where it is missing: the statement needs a right even if it does nothing.
+                    there = f"SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = '{SCHEMA}')"
+                    row = connection.execute(there).fetchone()
+                    if not (row and row[0]):
+                        connection.execute(f"CREATE SCHEMA {SCHEMA}")
+                    connection.execute(_BASE)
+                    id = secrets.token_hex(16)
+                    connection.execute(f"INSERT INTO {SCHEMA}.identity VALUES ($1)", (id,))
+        self._counted = set(_read_pairs(connection, _COUNTERS))
+        return _read_pairs(connection, f"SELECT store, number FROM {SCHEMA}.versions")
+
+    def read_identity(self) -> str:
+        """Reads the random id of the database; empty if it has no schema of the hub."""
+        with self._open_briefly() as connection:
+            if connection.execute(_FIND_IDENTITY).fetchone() is None:
+                return ""
+            row = connection.execute(f"SELECT id FROM {SCHEMA}.identity").fetchone()
+        return str(row[0]) if row else ""
+
+    @contextmanager
+    def _open_briefly(self) -> Iterator[DeadlineConnection]:
+        try:
+            connection = self.connect()
+            try:
+                yield connection
+            finally:
+                connection.close()
+        except (psycopg.Error, OSError) as error:
+            raise self._build_error(error) from None
+
+    def _migrate(self, tables: StoreTables) -> None:
+        """Runs the migrations that the database does not have, in one transaction under a lock."""
+        store, wanted = tables.store, len(tables.migrations)
+        is_counted = not tables.counted or tables.counted in self._counted
+        if self.known.get(store) == wanted and is_counted:
+            return
+        names = _list_names(tables)
+        connection = self.connect(self.limits.slow)
+        try:
+            with _lock_migrations(connection):
+                find = f"SELECT number FROM {SCHEMA}.versions WHERE store = $1"
+                row = connection.execute(find, (store,)).fetchone()
+                version = row[0] if row else 0
+                if version > wanted:
+                    raise ConfigError(
+                        f'the tables of "{store}" in the database at "{self.place}" were written '
+                        f"by a newer dragoman: their version is {version}, this one supports up to "
+                        f"{wanted}; nothing was changed: install the newer dragoman"
+                    )
+                for script in tables.migrations[version:]:
+                    for statement in translate_script(script, names, is_empty=not version):
+                        connection.execute(statement)
+                if not version:
+                    for statement in translate_script(tables.extra, names, is_empty=True):
+                        connection.execute(statement)
+                if version < wanted:
+                    connection.execute(
+                        f"INSERT INTO {SCHEMA}.versions VALUES ($1, $2) "
+                        "ON CONFLICT (store) DO UPDATE SET number = excluded.number",
+                        (store, wanted),
+                    )
+                if tables.counted:
+                    connection.execute(
+                        f"INSERT INTO {SCHEMA}.changes VALUES ($1, 1) ON CONFLICT DO NOTHING",
+                        (tables.counted,),
+                    )
+            self.known[store] = wanted
+            self._counted.add(tables.counted)
+        finally:
+            connection.close()
+
+    # --- failures ---------------------------------------------------------------------------------
+
+    def refuse_if_down(self) -> None:
+        if self._problem:
+            raise sqlite3.OperationalError(f"the database is not available: {self._problem}")
+
+    def note_failure(self, error: BaseException) -> None:
+        """Lets statements fail at once until the watch has reached the server again. A server that
+        is not watched is tried again by each statement."""
+        if self._watch is not None:
+            why = describe_error(error)
+            if not self._problem:
+                log.error('the database at "%s" is not available: %s', self.place, why)
+            self._problem = why
+            self._watch.wake()
+
+    def note_success(self) -> None:
+        if self._problem:
+            log.warning('the database at "%s" is available again', self.place)
+            self._problem = ""
+
+    @property
+    def problem(self) -> str:
+        """Why the database is not available; empty while it is."""
+        return self._problem
+
+    # --- changes by others ------------------------------------------------------------------------
+
+    def watch(self, *, exclusive: bool) -> None:
+        """Locks the database for this hub, `exclusive` or together with hubs that are not, and
+        watches it. Raises `ConfigError` if the lock is held by others."""
+        assert self._watch is None
+        try:
+            self._watch = _Watch(self, exclusive)
+        except (psycopg.Error, OSError) as error:
+            raise self._build_error(error) from None
+
+    def follow(self, store: str, notify: Callable[[], None]) -> None:
+        """Has `notify` called, by the watch's thread, when others have changed the store."""
+        self._listeners.setdefault(store, []).append(notify)
+
+    def read_version(self, store: str, lane: PostgresConnection, now: bool) -> int:
+        # What was never counted is read: a change that came first would go unnoticed.
+        if now or self._watch is None or store not in self._counters:
+            rows = lane.execute(f"{_COUNTERS} WHERE store = ?", (store,)).fetchall()
+            self.note_counters(dict(rows))
+        else:
+            self.refuse_if_down()
+            self._watch.check()
+        return self._versions.get(store, 0)
+
+    def note_own(self, store: str, number: int) -> None:
+        """Notes a change by this process, if no other one came before it."""
+        with self._lock:
+            if self._counters.get(store) == number - 1:
+                self._counters[store] = number
+
+    def note_counters(self, counters: dict[str, int]) -> None:
+        changed = []
+        with self._lock:
+            for store, number in counters.items():
+                known = self._counters.get(store)
+                if known is None or number > known:
+                    self._counters[store] = number
+                    if known is not None:
+                        self._versions[store] = self._versions.get(store, 0) + 1
+                        changed.append(store)
+        for store in changed:
+            for notify in self._listeners.get(store, ()):
+                notify()
+
+    def is_own(self, backend: int) -> bool:
+        return backend in self._backends
+
+    def forget_backend(self, backend: int) -> None:
+        with self._lock:
+            self._backends.discard(backend)
+
+
+class PostgresConnection:
+    """Executes statements for the stores of one thread, with the methods of `sqlite3.Connection`
+    that stores use. Raises `sqlite3.Error`."""
+
+    def __init__(self, server: PostgresServer) -> None:
+        self._server = server
+        self._thread = threading.get_ident()
+        self._connection: DeadlineConnection | None = None
+        self._seconds = server.limits.statement
+        self.users = 0
+        """How many stores use it."""
+        self.in_transaction = False
+
+    def execute(
+        self, statement: str, values: Sequence[Any] = (), /, names: Names = ()
+    ) -> psycopg.Cursor[tuple[Any, ...]]:
+        text = translate(statement, names)
+        # What only reads can be repeated on another connection.
+        again = not self.in_transaction and text.lstrip()[:6].upper() == "SELECT"
+        return self._try(
+            lambda connection: connection.execute(
+                text.encode(), convert_values(values), binary=True
+            ),
+            again,
+        )
+
+    def executemany(
+        self, statement: str, rows: Iterable[Sequence[Any]], /, names: Names = ()
+    ) -> psycopg.Cursor[tuple[Any, ...]]:
+        text = translate(statement, names).encode()
+
+        def run(connection: DeadlineConnection) -> psycopg.Cursor[tuple[Any, ...]]:
+            cursor = connection.cursor()
+            cursor.executemany(text, [convert_values(row) for row in rows])
+            return cursor
+
+        return self._try(run, False)
+
+    def begin(self, store: str) -> None:
+        """Begins a transaction; with the name of a store, one that is counted as its change and
+        that no other counted one overlaps."""
+        assert not self.in_transaction
+
+        def run(connection: DeadlineConnection) -> int:
+            if not store:
+                connection.execute("BEGIN")
+                return 0
+            cursor = connection.execute(_BUMP.format(quote(store)))
+            cursor.nextset()
+            row = cursor.fetchone()
+            return int(row[0]) if row else 0
+
+        self._number = self._try(run, True)
+        self.in_transaction = True
+
+    def commit(self, store: str) -> None:
+        try:
+            self._try(lambda connection: connection.execute("COMMIT"), False)
+        finally:
+            self.in_transaction = False
+        if store:
+            self._server.note_own(store, self._number)
+
+    def run(
+        self, statements: Sequence[Statement], names: Names
+    ) -> list[psycopg.Cursor[tuple[Any, ...]]]:
+        """Executes statements as one transaction, which are sent together."""
+        assert not self.in_transaction
+        sent = [
+            (translate(text, names).encode(), convert_values(values)) for text, values in statements
+        ]
+
+        def run(connection: DeadlineConnection) -> list[psycopg.Cursor[tuple[Any, ...]]]:
+            try:
+                with connection.pipeline():
+                    connection.execute("BEGIN")
+                    done = [connection.execute(*one, binary=True) for one in sent]
+                    connection.execute("COMMIT")
+            except psycopg.Error:
+                if not connection.closed:
+                    connection.execute("ROLLBACK")
+                raise
+            return done
+
+        return self._try(run, False)
+
+    def roll_back(self) -> None:
+        self.in_transaction = False
+        connection = self._connection
+        if connection is None:
+            return  # the server rolls back what a lost connection has begun
+        with suppress(sqlite3.Error):
+            self._try(lambda connection: connection.execute("ROLLBACK"), False)
+
+    @contextmanager
+    def allow(self, seconds: float) -> Iterator[None]:
+        before = self._seconds
+        try:
+            self._set_seconds(seconds)
+            yield
+        finally:
+            with suppress(sqlite3.Error):
+                self._set_seconds(before)
+
+    def _set_seconds(self, seconds: float) -> None:
+        self._seconds = seconds
+
+        def run(connection: DeadlineConnection) -> None:
+            connection.seconds = seconds
+            _prepare(connection, seconds)
+
+        self._try(run, not self.in_transaction)
+
+    def close(self) -> None:
+        self._drop()
+
+    def _try(self, run: Callable[[DeadlineConnection], T], again: bool) -> T:
+        """Runs statements; on a lost connection `again` on another one."""
+        if threading.get_ident() != self._thread:
+            raise sqlite3.ProgrammingError("a store was used by another thread")
+        self._server.refuse_if_down()
+        connection = self._connection
+        is_new = connection is None
+        try:
+            if connection is None:
+                if self.in_transaction:
+                    raise sqlite3.OperationalError("the connection to the database was lost")
+                connection = self._connection = self._server.connect(self._seconds, again=True)
+            return run(connection)
+        except (psycopg.Error, OSError) as error:
+            if connection is not None and not connection.closed:
+                raise _convert(error) from error
+            self._drop()
+            is_late = isinstance(error, psycopg.errors.ConnectionTimeout)
+            if again and not is_new and not is_late:
+                return self._try(run, False)
+            self._server.note_failure(error)
+            raise _convert(error) from error
+
+    def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._server.forget_backend(connection.backend)
+            connection.close()
+
+
+class PostgresDatabase:
+    """The tables of one store."""
+
+    engine = POSTGRES
+
+    def __init__(
+        self, server: PostgresServer, lane: PostgresConnection, tables: StoreTables
+    ) -> None:
+        self.name = server.place
+        self.server = server
+        self._lane: PostgresConnection | None = lane
+        self._counted = tables.counted or tables.store
+        names = self._names = _list_names(tables)
+        self.db: DatabaseConnection = RenamedTables(lane, names) if names else lane
+        self.writer: DatabaseWriter = PostgresWriter(lane, tables.counted)
+
+    def insert(self, statement: str, values: Sequence[Any], key: str) -> int:
+        row = self.db.execute(f"{statement} RETURNING {key}", values).fetchone()
+        return int(row[0]) if row else 0
+
+    def run(self, statements: Sequence[Statement]) -> list[Rows]:
+        assert self._lane is not None
+        return [*self._lane.run(statements, self._names)]
+
+    def check(self) -> None:
+        self.server.refuse_if_down()
+
+    def read_version(self, *, now: bool = True) -> int:
+        assert self._lane is not None
+        return self.server.read_version(self._counted, self._lane, now)
+
+    def allow(self, seconds: float) -> AbstractContextManager[None]:
+        assert self._lane is not None
+        return self._lane.allow(seconds)
+
+    def close(self) -> None:
+        lane, self._lane = self._lane, None
+        if lane is not None:
+            self.server.release(lane)
+
+
+class RenamedTables:
+    """A connection for a store some of whose tables have other names in PostgreSQL."""
+
+    def __init__(self, lane: PostgresConnection, names: Names) -> None:
+        self._lane = lane
+        self._names = names
+
+    def execute(
+        self, statement: str, values: Sequence[Any] = (), /
+    ) -> psycopg.Cursor[tuple[Any, ...]]:
+        return self._lane.execute(statement, values, names=self._names)
+
+    def executemany(
+        self, statement: str, rows: Iterable[Sequence[Any]], /
+    ) -> psycopg.Cursor[tuple[Any, ...]]:
+        return self._lane.executemany(statement, rows, names=self._names)
+
+
+class PostgresWriter:
+    """Write transactions of a store: `with writer.transaction():`, as `SqliteWriter`."""
+
+    def __init__(self, lane: PostgresConnection, store: str) -> None:
+        self._lane = lane
+        self._store = store
+
+    def transaction(self) -> PostgresWriter:
+        return self
+
+    def __enter__(self) -> None:
+        self._lane.begin(self._store)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self._lane.commit(self._store)
+        else:
+            self._lane.roll_back()
+
+
+class _Watch:
+    """A thread with a connection of its own: it holds the hub's lock, notices when the server does
+    not answer and when it is back, and reads what others have changed."""
+
+    def __init__(self, server: PostgresServer, exclusive: bool) -> None:
+        self._server = server
+        self._limits = server.limits
+        self._exclusive = exclusive
+        self._connection: DeadlineConnection | None = self._open()
+        self._ear, self._bell = socket.socketpair()
+        self._ear.setblocking(False)
+        self._bell.setblocking(False)
+        self._ended = False
+        self._heard = False
+        """Whether others have changed something since the counters were read."""
+        self._seen = time.monotonic()
+        """When the server answered last."""
+        self._poll()
+        self._thread = threading.Thread(target=self._run, name="postgres watch", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        with suppress(OSError):
+            self._bell.send(b"!")
+
+    def check(self) -> None:
+        """Raises `sqlite3.OperationalError` if the watch has not seen the server for too long."""
+        limits = self._limits
+        longest = limits.poll + limits.probe + limits.connect + limits.retry
+        if time.monotonic() - self._seen > longest:
+            raise sqlite3.OperationalError("the database is not available: it is not watched")
+
+    def stop(self) -> None:
+        self._ended = True
+        self.wake()
+        self._thread.join(self._limits.connect + self._limits.probe + 1.0)
+        self._drop()
+        self._ear.close()
+        self._bell.close()
+
+    def _open(self) -> DeadlineConnection:
+        connection = self._server.connect()
+        try:
+            kind = "" if self._exclusive else "_shared"
+            row = connection.execute(f"SELECT pg_try_advisory_lock{kind}({HUB_LOCK})").fetchone()
+            if not (row and row[0]):
+                raise ConfigError(
+                    f'the database at "{self._server.place}" is in use by another hub; for several '
+                    "hubs on one database set [cluster] secret, the same on each of them"
+                )
+            connection.execute(f"LISTEN {CHANNEL}")
+            connection.add_notify_handler(self._hear)
+        except BaseException:
+            connection.close()
+            raise
+        connection.seconds = self._limits.probe
+        return connection
+
+    def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._server.forget_backend(connection.backend)
+            connection.close()
+
+    def _run(self) -> None:
+        while not self._ended:
+            try:
+                if self._connection is None:
+                    self._connection = self._open()
+                self._heard = False
+                self._poll()
+                self._server.note_success()
+                self._wait(self._limits.poll)
+            except Exception as error:
+                if not isinstance(error, psycopg.Error | OSError | ConfigError):
+                    # Without the watch, no statement would be tried again after a failure.
+                    log.exception("the watch of the database failed")
+                self._drop()
+                self._server.note_failure(error)
+                if not self._ended:
+                    self._drain()
+                    select.select([self._ear], [], [], self._limits.retry)
+
+    def _poll(self) -> None:
+        assert self._connection is not None
+        counters = _read_pairs(self._connection, _COUNTERS)
+        self._seen = time.monotonic()
+        self._server.note_counters(counters)
+
+    def _wait(self, seconds: float) -> None:
+        """Waits for a change by others, for a call of `wake`, or for some time."""
+        connection = self._connection
+        assert connection is not None
+        until, ear = time.monotonic() + seconds, self._ear.fileno()
+        while not (self._ended or self._heard):
+            left = until - time.monotonic()
+            if left <= 0:
+                return
+            ready, _, _ = select.select([ear, connection.fileno()], [], [], left)
+            if ear in ready:
+                self._drain()
+                return
+            if ready:
+                connection.pgconn.consume_input()
+                while (one := connection.pgconn.notifies()) is not None:
+                    self._hear_from(one.be_pid)
+
+    def _hear(self, notification: psycopg.Notify) -> None:
+        self._hear_from(notification.pid)
+
+    def _hear_from(self, backend: int) -> None:
+        if not self._server.is_own(backend):
+            self._heard = True
+
+    def _drain(self) -> None:
+        with suppress(OSError):
+            self._ear.recv(4096)
+
+
+@contextmanager
+def _lock_migrations(connection: DeadlineConnection) -> Iterator[None]:
+    """A transaction that no other migration overlaps."""
+    _prepare(connection, connection.seconds)
+    connection.execute("SET lock_timeout = 0")
+    connection.execute("BEGIN")
+    try:
+        connection.execute(f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK})")
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if not connection.closed:
+            with suppress(psycopg.Error):
+                connection.execute("ROLLBACK")
+        raise
+
+
+def _read_pairs(connection: DeadlineConnection, query: str) -> dict[str, int]:
+    return {str(name): int(number) for name, number in connection.execute(query).fetchall()}
+
+
+def _list_names(tables: StoreTables) -> Names:
+    return tuple((tables.renamed or {}).items())

@@ -1,0 +1,677 @@
+"""Requests that belong to another hub: forwards them there, and serves those of other hubs.
+
+The one place where `OwnedElsewhere` is caught. The internal listener takes no request without the
+secret of the cluster: a request has a MAC over its sender, receiver, time, nonce and the digest of
+its body, which contains the client's request and its principal; the response proves that its sender
+knows the secret, too. A forwarded request is never forwarded again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from secrets import token_hex
+from typing import Any, Protocol
+
+import msgspec
+
+from dragoman.core.background import Work, start_task
+from dragoman.core.cluster import OwnedElsewhere, prepay
+from dragoman.core.errors import HubError, Overloaded, StorageFailed, TargetFailed, Unreachable
+from dragoman.core.principal import LOCAL, Principal
+from dragoman.web.api import build_error
+from dragoman.web.http.connection_limits import BODY_BYTES
+from dragoman.web.http.http1 import HEAD_BYTES, AdmitLater, Application
+from dragoman.web.http.request import Headers, ServerRequest
+from dragoman.web.http.sockets import is_loopback
+from dragoman.wire import rpc, sse
+from dragoman.wire.http import NO_HEADERS, HttpClient, HttpReply, HttpRequest
+from dragoman.wire.json import Malformed, decode
+
+log = logging.getLogger(__name__)
+
+PATH = "/forward"
+SKEW_SECONDS = 60.0
+"""How far the clocks of two hubs may differ, and how long nonces are remembered."""
+MAX_NONCES = 200_000
+MAX_FORWARDED = 5_000
+"""Requests that are at other hubs."""
+HEAD_SECONDS = 86_400.0
+"""A response may take as long as a call; a hub that dies ends the wait."""
+RELAY_SECONDS = 2.0
+"""How often a stream of events looks for hubs whose events it does not have."""
+LAST_SECONDS = 3.0
+"""How long the rest of a response may take after its hub has ended."""
+MAX_EVENT = 1024 * 1024
+CONSOLE = "/console"
+_OWN_LINES = (b"id:", b":", b"retry:")
+MAX_REPLY = 64 * 1024 * 1024
+"""Bytes of a response with a length, which is held in memory; streams have no limit."""
+REPLY_SECONDS = 60.0
+"""Time for the body of such a response after its head: it is complete when its head is sent."""
+MAX_BODY = BODY_BYTES + 2 * HEAD_BYTES
+"""Bytes of a forwarded request: the body, the head and the principal of the client's request."""
+OWNER_WAITS = 5
+"""How often the owner of a request is looked for again after it could not be reached."""
+_SEAL, _PROOF, _MOVED = "x-dragoman-seal", "x-dragoman-proof", "x-dragoman-moved"
+_NOT_FORWARDED = frozenset(
+    {b"authorization", b"connection", b"content-length", b"transfer-encoding", b"expect"}
+)
+_NOT_RETURNED = frozenset(
+    {_PROOF, "content-length", "transfer-encoding", "connection", "keep-alive", "date"}
+)
+
+
+class HubAddress(Protocol):
+    """A hub that can be reached."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def address(self) -> str:
+        """`host:port`, or the path of a Unix socket."""
+
+
+class Cluster(Protocol):
+    """What forwarding needs to know of the hubs."""
+
+    @property
+    def mark(self) -> str: ...
+
+    @property
+    def lease_secs(self) -> float: ...
+
+    async def find_owner(self, mark: str) -> HubAddress | None:
+        """Finds the living hub that owns what `mark` names; None if it is this one. Raises
+        `StorageFailed`."""
+
+    def list_others(self) -> Sequence[HubAddress]:
+        """Lists the other hubs that live."""
+
+    async def wait_for_change(self, seconds: float) -> None:
+        """Waits until hubs have come or gone, or so many seconds."""
+
+
+class ForwardedRequest(msgspec.Struct, frozen=True):
+    """A request as its client sent it, with the principal that the first hub has found."""
+
+    method: str
+    target: bytes
+    fields: list[tuple[bytes, bytes]]
+    principal: dict[str, Any] | None
+    body: bytes
+    admits: bool = False
+    """Whether the owner has to find the principal: by a cookie that only the owner knows."""
+    is_local: bool = False
+    """Whether a program of the hub's own user, on the machine of the first hub, has sent it."""
+    is_charged: bool = False
+    """Whether the first hub has charged it to the rate limit of its principal."""
+    repeated: list[bytes] = []
+    """The headers that came more than once; `fields` has their values joined."""
+
+
+OpenClient = Callable[[str], tuple[HttpClient, str]]
+"""Returns the client for the address of a hub, and the URL to request."""
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(ForwardedRequest)
+
+
+class ClusterSecret:
+    """Makes and checks the seals of internal requests."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = hmac.digest(key, b"internal connection", "sha256")
+        self._seen: OrderedDict[str, float] = OrderedDict()
+
+    def seal(self, sender: str, receiver: str, body: bytes) -> tuple[str, str]:
+        """Returns the header of a request, and the proof that its response must have."""
+        digest = hashlib.sha256(body).hexdigest()
+        text = f"1 {sender} {receiver} {time.time():.3f} {token_hex(16)} {digest}"
+        return f"{text} {self._mac(text)}", self.prove(text)
+
+    def open(self, header: str, receiver: str) -> tuple[str, str] | None:
+        """Returns the text that was sealed and the digest of the body; None if the seal is wrong,
+        old, used or for another hub."""
+        text, _, mac = header.rpartition(" ")
+        if not hmac.compare_digest(mac.encode(), self._mac(text).encode()):
+            return None
+        parts = text.split(" ")
+        if len(parts) != 6 or parts[0] != "1" or parts[2] != receiver:
+            return None
+        now, nonce = time.time(), parts[4]
+        if abs(now - float(parts[3])) > SKEW_SECONDS:
+            log.warning("a request of hub %s was refused: the clocks differ too much", parts[1])
+            return None
+        while self._seen and next(iter(self._seen.values())) < now - 2 * SKEW_SECONDS:
+            self._seen.popitem(last=False)
+        if nonce in self._seen or len(self._seen) >= MAX_NONCES:
+            return None
+        self._seen[nonce] = now
+        return text, parts[5]
+
+    def prove(self, text: str) -> str:
+        return self._mac(f"response\n{text}")
+
+    def _mac(self, text: str) -> str:
+        return hmac.digest(self._key, text.encode(), "sha256").hex()
+
+
+# --- to another hub -------------------------------------------------------------------------------
+
+
+class ForwardingApp:
+    """An application whose requests may belong to other hubs."""
+
+    def __init__(
+        self,
+        app: Application,
+        cluster: Cluster,
+        secret: ClusterSecret,
+        open_client: OpenClient,
+        identify: Callable[[Any], Principal | None] = lambda transport: None,
+    ) -> None:
+        """`identify` finds the principal at the other end of a connection."""
+        self._app = app
+        self._cluster = cluster
+        self._secret = secret
+        self._open_client = open_client
+        self._identify = identify
+        self._running = 0
+
+    def admit(self, request: ServerRequest) -> bool | AdmitLater:
+        try:
+            return self._app.admit(request)
+        except OwnedElsewhere as found:  # the cookie names the owner
+            request.refusal = found
+            return True
+
+    def answer(self, request: ServerRequest) -> Work[None] | None:
+        if isinstance(request.refusal, OwnedElsewhere):
+            return self._forward(request, request.refusal.mark)
+        packed = self._pack(request) if self._is_event_stream(request) else None
+        try:
+            work = self._app.answer(request)
+        except OwnedElsewhere as found:
+            return self._forward(request, found.mark, found.is_charged)
+        if packed is not None and work is not None:
+            return self._merge_events(request, work, packed)
+        return self._answer(request, work) if work is not None else None
+
+    def _is_event_stream(self, request: ServerRequest) -> bool:
+        path = request.path
+        return path.startswith("/api/") and path.endswith("/events") and request.method == "GET"
+
+    async def _merge_events(
+        self, request: ServerRequest, work: Work[None], packed: ForwardedRequest
+    ) -> None:
+        """Adds the events of the other hubs to a stream of this one."""
+        relaying = start_task(self._relay_all(request, packed))
+        try:
+            await work
+        finally:
+            relaying.cancel()
+            await asyncio.wait([relaying])
+
+    async def _relay_all(self, request: ServerRequest, packed: ForwardedRequest) -> None:
+        relays: dict[str, asyncio.Task[None]] = {}
+        try:
+            while not request.answered:
+                for hub in self._cluster.list_others():
+                    if hub.id not in relays or relays[hub.id].done():
+                        relays[hub.id] = start_task(self._relay_events(request, packed, hub))
+                await self._cluster.wait_for_change(RELAY_SECONDS)
+        finally:
+            for relay in relays.values():
+                relay.cancel()
+            if relays:
+                await asyncio.wait(relays.values())
+
+    async def _relay_events(
+        self, request: ServerRequest, packed: ForwardedRequest, hub: HubAddress
+    ) -> None:
+        """Copies whole events, without their ids: those are of the other hub's numbering."""
+        reply = None
+        try:
+            reply = await self._request(packed, hub)
+            if reply is None or reply.status != 200:
+                return
+            rest = b""
+            async for piece in reply.body.chunks():
+                *whole, rest = (rest + piece).split(b"\n\n")
+                for event in whole:
+                    lines = [one for one in event.split(b"\n") if not one.startswith(_OWN_LINES)]
+                    if lines and request.streaming:
+                        request.send(b"\n".join(lines) + b"\n\n")
+                if len(rest) > MAX_EVENT:
+                    return
+        except HubError as error:
+            log.info("no events of hub %s for now: %s", hub.id, error)
+        finally:
+            if reply is not None:
+                reply.body.close()
+
+    async def _answer(self, request: ServerRequest, work: Work[None]) -> None:
+        try:
+            await work
+        except OwnedElsewhere as found:
+            if request.answered or request.streaming:
+                log.error(
+                    "%s %s was begun here and is owned elsewhere", request.method, request.path
+                )
+                raise RuntimeError("a request was begun at a hub that does not own it") from None
+            await self._forward(request, found.mark, found.is_charged)
+
+    async def _forward(self, request: ServerRequest, mark: str, is_charged: bool = False) -> None:
+        if self._running >= MAX_FORWARDED:
+            _refuse(request, Overloaded("too many requests are at other hubs; try again shortly"))
+            return
+        self._running += 1
+        try:
+            await self._deliver(request, mark, is_charged)
+        except HubError as error:
+            if not request.lost:
+                _refuse(request, error)
+        finally:
+            self._running -= 1
+
+    async def _deliver(self, request: ServerRequest, mark: str, is_charged: bool) -> None:
+        """Sends the request to its owner. A hub that has just ended cannot be reached, and has an
+        heir a moment later."""
+        problem: HubError = StorageFailed("the owner of the request is not known")
+        until = request.loop.time() + 2 * self._cluster.lease_secs + 2
+        while request.loop.time() < until and not request.lost:
+            try:
+                owner = await self._cluster.find_owner(mark)
+            except StorageFailed as error:
+                problem = error
+            else:
+                if owner is None:
+                    await _serve_again(self._app, request, is_charged)
+                    return
+                try:
+                    if await self._send(request, owner, is_charged):
+                        return
+                    problem = Unreachable(f"hub {owner.id} does not answer", sent=False)
+                except Unreachable as error:
+                    if error.sent:
+                        raise
+                    problem = error
+            waited = start_task(
+                self._cluster.wait_for_change(self._cluster.lease_secs / OWNER_WAITS)
+            )
+            await asyncio.wait([waited, request.gone], return_when=asyncio.FIRST_COMPLETED)
+            waited.cancel()
+        raise problem
+
+    async def _send(self, request: ServerRequest, owner: HubAddress, is_charged: bool) -> bool:
+        """Sends the request and returns the response. False if the hub has refused it unread."""
+        packed = msgspec.structs.replace(self._pack(request), is_charged=is_charged)
+        work = start_task(self._request(packed, owner))
+        gone: asyncio.Future[Any] = request.gone
+        try:
+            while not work.done():
+                await asyncio.wait(
+                    [work, gone],
+                    timeout=self._cluster.lease_secs,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                if gone.done() or not await self._is_owner(owner):
+                    break
+            if not work.done():
+                if gone.done():
+                    return True
+                raise Unreachable(f"hub {owner.id} has died while it answered")
+        finally:
+            if not work.done():
+                work.cancel()
+                await asyncio.wait([work])
+        reply = work.result()
+        if reply is None:
+            return False
+        await _return(request, reply, self._watch(owner))
+        return True
+
+    async def _watch(self, owner: HubAddress) -> None:
+        """Waits until a hub has ended: its connections may stay open, as those of a machine that
+        was switched off."""
+        while await self._is_owner(owner):
+            await self._cluster.wait_for_change(self._cluster.lease_secs)
+
+    async def _request(self, packed: ForwardedRequest, hub: HubAddress) -> HttpReply | None:
+        opened = self._open_client(hub.address)
+        return await send_sealed(self._secret, self._cluster.mark, hub.id, opened, packed)
+
+    def _pack(self, request: ServerRequest) -> ForwardedRequest:
+        is_local = False
+        if b"cookie" in request.fields or request.path.startswith(CONSOLE):
+            is_local = request.find_peer(self._identify) == LOCAL
+        return _pack(request, isinstance(request.refusal, OwnedElsewhere), is_local)
+
+    async def _is_owner(self, owner: HubAddress) -> bool:
+        """Whether the hub still lives, as far as is known."""
+        try:
+            found = await self._cluster.find_owner(owner.id)
+        except StorageFailed:
+            return True
+        return found is not None and found.id == owner.id
+
+
+async def send_sealed(
+    secret: ClusterSecret,
+    sender: str,
+    receiver: str,
+    opened: tuple[HttpClient, str],
+    packed: ForwardedRequest,
+    timeout: float = HEAD_SECONDS,
+) -> HttpReply | None:
+    """Sends a request to another hub; None if it was refused unread."""
+    client, url = opened
+    body = _encoder.encode(packed)
+    header, proof = secret.seal(sender, receiver, body)
+    headers = {"content-type": "application/msgpack", _SEAL: header}
+    reply = await client.request("POST", url, headers, body, timeout=timeout)
+    is_proven = hmac.compare_digest(reply.headers.get(_PROOF, "").encode(), proof.encode())
+    if is_proven and _MOVED not in reply.headers:
+        return reply
+    reply.body.close()  # not the hub that was meant, or one that has begun to stop
+    return None
+
+
+class PlacedHttpClient:
+    """An `HttpClient` whose requests go to another hub, sealed."""
+
+    def __init__(
+        self, cluster: Cluster, secret: ClusterSecret, open_client: OpenClient, hub: str
+    ) -> None:
+        self._cluster = cluster
+        self._secret = secret
+        self._open_client = open_client
+        self._hub = hub
+
+    async def request(
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        body: bytes = b"",
+        *,
+        timeout: float,
+        extra_headers: Mapping[str, str] = NO_HEADERS,
+    ) -> HttpReply:
+        hub = next((one for one in self._cluster.list_others() if one.id == self._hub), None)
+        if hub is None:
+            raise Unreachable("no hub runs it at the moment", sent=False)
+        named = {**headers, **extra_headers}
+        fields = [(key.lower().encode(), one.encode("latin-1")) for key, one in named.items()]
+        target = "/" + url.partition("://")[2].partition("/")[2].partition("?")[0]
+        packed = ForwardedRequest(method, target.encode("ascii"), fields, None, body)
+        opened = self._open_client(hub.address)
+        mark = self._cluster.mark
+        reply = await send_sealed(self._secret, mark, hub.id, opened, packed, timeout)
+        if reply is None:
+            raise Unreachable(f"hub {hub.id} does not run it any more", sent=False)
+        return reply
+
+
+async def _serve_again(app: Application, request: ServerRequest, is_charged: bool) -> None:
+    """Serves a request that this hub owns by now."""
+    with prepay() if is_charged else nullcontext():
+        await _serve_owned(app, request)
+
+
+async def _serve_owned(app: Application, request: ServerRequest) -> None:
+    try:
+        if isinstance(request.refusal, OwnedElsewhere):
+            request.refusal = None
+            admitted = app.admit(request)
+            if not isinstance(admitted, bool):
+                await admitted()
+        work = app.answer(request)
+        if work is not None:
+            await work
+    except OwnedElsewhere:
+        raise Unreachable("the owner of the request has just changed", sent=False) from None
+
+
+def _pack(request: ServerRequest, admits: bool, is_local: bool) -> ForwardedRequest:
+    target = request.path.encode("latin-1") + (b"?" + request.query if request.query else b"")
+    fields = [one for one in request.fields.items() if one[0] not in _NOT_FORWARDED]
+    principal = request.principal
+    return ForwardedRequest(
+        request.method,
+        target,
+        fields,
+        _render_principal(principal) if principal is not None else None,
+        request.body,
+        admits,
+        is_local,
+        repeated=list(request.repeated),
+    )
+
+
+async def _return(request: ServerRequest, reply: HttpReply, watch: Work[None]) -> None:
+    """Sends the response of the owner to the client. `watch` ends when the owner has."""
+    headers: Headers = [
+        (name.encode("latin-1"), value.encode("latin-1"))
+        for name, value in (*reply.repeated, *reply.headers.items())
+        if name not in _NOT_RETURNED
+    ]
+    id, is_call = _find_id(request) if request.method == "POST" else (None, False)
+    watching = start_task(watch)
+    try:
+        if request.method == "HEAD":  # the response has a length and no body
+            request.reply(reply.status, headers, b"")
+        elif "transfer-encoding" not in reply.headers:
+            reading = start_task(reply.body.read(MAX_REPLY))
+            if await _await_end(reading, request, watching):
+                request.reply(reply.status, headers, reading.result())
+        else:
+            request.start(reply.status, headers)
+            if await _await_end(start_task(_copy(request, reply)), request, watching):
+                request.end()
+    except TargetFailed as error:
+        if not request.streaming:
+            raise Unreachable(
+                f"the hub that owns it was lost while it answered: {error}"
+            ) from error
+        log.warning("a stream of another hub broke off: %s", error)
+        if is_call and "event-stream" in reply.headers.get("content-type", ""):
+            await request.write(sse.encode_event(rpc.encode_error(id, -32000, LOST)))
+        request.end()
+    finally:
+        watching.cancel()
+        await asyncio.wait([watching])
+        reply.body.close()
+
+
+async def _await_end(
+    work: asyncio.Task[Any], request: ServerRequest, watching: asyncio.Task[None]
+) -> bool:
+    """Waits for the rest of a response. False if the client has disconnected, and so does this
+    hub. Raises `TargetFailed` if the other hub is lost."""
+    gone: asyncio.Future[Any] = request.gone
+    try:
+        await asyncio.wait([work, gone, watching], return_when=asyncio.FIRST_COMPLETED)
+        if not (work.done() or gone.done()):
+            await asyncio.wait(
+                [work, gone], timeout=LAST_SECONDS, return_when=asyncio.FIRST_COMPLETED
+            )
+        if work.done():
+            work.result()
+            return True
+        if gone.done():
+            return False
+        raise Unreachable("the hub has ended")
+    finally:
+        if not work.done():
+            work.cancel()
+            await asyncio.wait([work])
+
+
+async def _copy(request: ServerRequest, reply: HttpReply) -> None:
+    async for piece in reply.body.chunks():
+        await request.write(piece)
+
+
+LOST = (
+    "the hub that ran this request was lost; the request may have been carried out, so it was not "
+    "sent again"
+)
+
+
+def _find_id(request: ServerRequest) -> tuple[rpc.Id, bool]:
+    """The id of the JSON-RPC request in a body, and whether there is one."""
+    try:
+        message = decode(request.body)
+    except Malformed:
+        return None, False
+    if isinstance(message, dict) and message.get("jsonrpc") == "2.0" and "id" in message:
+        return rpc.find_id(message), "method" in message
+    return None, False
+
+
+def _refuse(request: ServerRequest, error: HubError) -> None:
+    """Answers a request that could not be forwarded, in the form that its client reads."""
+    id, is_call = _find_id(request)
+    was_sent = isinstance(error, TargetFailed) and getattr(error, "sent", True)
+    text = LOST if was_sent else f"the hub that owns this cannot be reached now: {error}"
+    if is_call:
+        # Clients of MCP sessions take any other status for the end of the session.
+        headers = [(b"content-type", b"application/json")]
+        request.reply(200, headers, rpc.encode_error(id, -32000, text))
+        return
+    found = build_error(502 if was_sent else 503, text, (b"retry-after", b"1"))
+    request.reply(
+        found.status, [(b"content-type", found.content_type.encode()), *found.headers], found.body
+    )
+
+
+# --- from another hub -----------------------------------------------------------------------------
+
+
+Serve = Callable[[HttpRequest, str], Work[None] | None]
+"""Serves a request of the hub with that id."""
+
+
+class InternalApp:
+    """Serves the requests that other hubs forward, with the principal that they found."""
+
+    def __init__(
+        self,
+        app: Application,
+        cluster: Cluster,
+        secret: ClusterSecret,
+        mounts: Mapping[str, Serve],
+    ) -> None:
+        """`mounts` serve the paths, by their prefixes, that only hubs may request."""
+        self._mounts = mounts
+        self._app = app
+        self._cluster = cluster
+        self._secret = secret
+        self._is_closing = False
+
+    def close(self) -> None:
+        """Leaves all further requests to the heir of this hub."""
+        self._is_closing = True
+
+    def admit(self, request: ServerRequest) -> bool:
+        header = request.fields.get(_SEAL.encode(), b"").decode("latin-1")
+        opened = None
+        if request.path == PATH and request.method == "POST" and header:
+            opened = self._secret.open(header, self._cluster.mark)
+        if opened is None:
+            request.refusal = build_error(404, "not found")
+            return False
+        text, digest = opened
+        request.refusal = f"{text.split(' ')[1]} {digest}"
+        request.extra = [(_PROOF.encode(), self._secret.prove(text).encode())]
+        return True
+
+    def answer(self, request: ServerRequest) -> Work[None] | None:
+        if not isinstance(request.refusal, str):
+            return _reject(request, 404)
+        if self._is_closing:
+            request.extra.append((_MOVED.encode(), b"1"))
+            request.reply(503, [(b"content-type", b"text/plain")], b"the hub is shutting down\n")
+            return None
+        (sender, digest), request.refusal = request.refusal.split(" "), None
+        if request.refused or hashlib.sha256(request.body).hexdigest() != digest:
+            return _reject(request, request.refused or 400)
+        try:
+            sent = _decoder.decode(request.body)
+            request.hand_over(_parse_principal(sent.principal))
+        except (msgspec.DecodeError, TypeError):
+            return _reject(request, 400)
+        path, _, query = sent.target.partition(b"?")
+        request.method, request.path, request.query = sent.method, path.decode("latin-1"), query
+        request.fields, request.repeated = dict(sent.fields), frozenset(sent.repeated)
+        request.body = sent.body
+        # Another hub is at the other end; whether it is on this machine, its address tells.
+        is_near = not request.address or is_loopback(request.address)
+        request.connection.peer = (LOCAL if sent.is_local and is_near else None,)
+        if sent.admits:
+            return self._admit(request)
+        for prefix, serve in self._mounts.items():
+            if request.path.startswith(prefix):
+                return serve(request, sender)
+        return self._answer(request, sent.is_charged)
+
+    async def _admit(self, request: ServerRequest) -> None:
+        """Serves a request whose principal only this hub can find."""
+        try:
+            admitted = self._app.admit(request)
+            if not isinstance(admitted, bool):
+                await admitted()
+        except OwnedElsewhere as found:
+            await self._settle(request, found.mark)
+        else:
+            await self._answer(request)
+
+    async def _answer(self, request: ServerRequest, is_charged: bool = False) -> None:
+        try:
+            with prepay() if is_charged else nullcontext():
+                work = self._app.answer(request)
+                if work is not None:
+                    await work
+        except OwnedElsewhere as found:
+            await self._settle(request, found.mark, is_charged or found.is_charged)
+
+    async def _settle(self, request: ServerRequest, mark: str, is_charged: bool = False) -> None:
+        """This hub may not know yet that it is the heir."""
+        try:
+            if await self._cluster.find_owner(mark) is None:
+                await _serve_again(self._app, request, is_charged)
+                return
+            problem: HubError = Unreachable("the hubs disagree on its owner", sent=False)
+        except HubError as error:
+            problem = error
+        _refuse(request, problem)
+
+
+async def _reject(request: ServerRequest, status: int) -> None:
+    request.extra = []
+    request.reply(status, [(b"content-type", b"text/plain")], b"not found\n")
+
+
+def _render_principal(principal: Principal) -> dict[str, Any]:
+    return {name: getattr(principal, name) for name in _PRINCIPAL}
+
+
+def _parse_principal(found: dict[str, Any] | None) -> Principal | None:
+    if found is None:
+        return None
+    known = {name: found[name] for name in _PRINCIPAL if name in found}
+    for name in ("roles", "scopes"):
+        known[name] = tuple(known.get(name, ()))
+    return Principal(**known)
+
+
+_PRINCIPAL = ("kind", "id", "org", "roles", "scopes", "behalf", "serves", "credential", "view")

@@ -1,0 +1,172 @@
+"""A hub on PostgreSQL: restarts, commands beside it, another hub, and a server that hangs."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.live.a2a_hub import AGENTS, STREAM, V10, Caller, a2a_config, agents_env
+from tests.live.conftest import RunningHub, _written_config, put_on_postgres
+from tests.live.module_hub import until
+from tests.peers import wire
+from tests.peers.postgres_server import PostgresPeer, create_database, run_peer
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def peer() -> Iterator[PostgresPeer]:
+    """A server of its own, because a test pauses it."""
+    with run_peer() as peer:
+        yield peer
+
+
+@pytest.fixture
+def home(short_tmp: Path, peer: PostgresPeer) -> Path:
+    config = _written_config(a2a_config(AGENTS), [])
+    (short_tmp / "config.toml").write_text(config, encoding="utf-8")
+    (short_tmp / "config.toml").chmod(0o600)
+    put_on_postgres(short_tmp, peer.url)
+    return short_tmp
+
+
+Start = Callable[[Path], RunningHub]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    started: list[RunningHub] = []
+
+    def run(home: Path) -> RunningHub:
+        started.append(RunningHub(home, [], agents_env(home)))
+        return started[-1]
+
+    yield run
+    problems = [problem for hub in started for problem in hub.finish()]
+    assert not problems, problems
+
+
+def run(hub: RunningHub, *args: str) -> str:
+    done = hub.command(*args)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return f"{done.stdout}{done.stderr}"
+
+
+def test_tasks_and_keys_are_there_after_a_crash_and_no_other_hub_gets_in(
+    home: Path, tmp_path: Path, start: Start
+) -> None:
+    hub = start(home)
+    with V10.stream(hub, STREAM, V10.params("again"), "echo") as stream:
+        states = [json.dumps(value) for _, value in V10.events(stream)]
+    assert "TASK_STATE_COMPLETED" in states[-1]
+    made = json.loads(run(hub, "keys", "create", "ci", "--json"))
+    hub.headers = {"Authorization": f"Bearer {made['key']}"}
+    task = Caller(hub, "echo").send("hello")["id"]
+    assert wire.get(f"{hub.url}/api/status", {}).status == 401  # the first key is in force
+
+    other = tmp_path / "other"
+    other.mkdir(mode=0o700)
+    (other / "config.toml").write_text((home / "config.toml").read_text())
+    (other / "config.toml").chmod(0o600)
+    with pytest.raises(RuntimeError, match=r"in use by another hub.*\[cluster\] secret"):
+        start(other)
+
+    hub.kill()
+    again = start(home)
+    again.headers = hub.headers
+    assert Caller(again, "echo").get(task)["status"]["state"] == "TASK_STATE_COMPLETED"
+    assert not {"hub.db", "pins.db", "tasks.db"} & {one.name for one in home.iterdir()}
+    assert "ci" in run(again, "keys", "list")
+    assert "answers; it needs its own backups" in run(again, "doctor", "--json")
+    assert "pg_dump" in run(again, "backup", str(tmp_path / "b.tar.gz"))
+    run(again, "keys", "revoke", "ci")
+    begun = time.monotonic()
+    until(lambda: again.get("/api/status").status == 401)
+    assert time.monotonic() - begun < 2.5
+
+
+def test_another_database_is_a_loss(home: Path, peer: PostgresPeer, start: Start) -> None:
+    hub = start(home)
+    assert hub.stop() == 0
+    text = (home / "config.toml").read_text()
+    empty = text[: text.index("[store]")]
+    for config, why in (
+        (empty, r'"\[store\] url" is missing'),
+        (f'{empty}[store]\nurl = "{peer.url}"\n', "names another database than before"),
+    ):
+        (home / "config.toml").write_text(config)
+        with pytest.raises(RuntimeError, match=why):
+            start(home)
+    run(hub, "stores", "accept-loss", "database", "--yes")
+    start(home)
+
+
+def test_a_paused_server_delays_nothing_for_long_and_calls_continue_after_it(
+    home: Path, peer: PostgresPeer, start: Start
+) -> None:
+    hub = start(home)
+    key = json.loads(run(hub, "keys", "create", "ci", "--json"))["key"]
+    hub.headers = {"Authorization": f"Bearer {key}"}
+    caller = Caller(hub, "echo")
+    task = caller.send("before")["id"]
+    peer.pause()
+    try:
+        slowest, until_time = 0.0, time.monotonic() + 3.0
+        refused = 0
+        while time.monotonic() < until_time:
+            begun = time.monotonic()
+            answer = wire.post(f"{hub.url}/a2a/echo", {}, hub.headers)
+            refused += answer.status >= 500
+            slowest = max(slowest, time.monotonic() - begun)
+            begun = time.monotonic()
+            assert wire.get(f"{hub.url}/healthz").status == 200
+            slowest = max(slowest, time.monotonic() - begun)
+            time.sleep(0.02)
+        assert slowest < 2.0 and refused, (slowest, refused)
+        assert wire.get(f"{hub.url}/readyz").status == 503
+    finally:
+        peer.resume()
+    begun = time.monotonic()
+    until(lambda: hub.get("/api/status").status == 200)
+    assert time.monotonic() - begun < 5.0
+    assert caller.get(task)["status"]["state"] == "TASK_STATE_COMPLETED"
+    assert caller.send("after")["status"]["state"] == "TASK_STATE_COMPLETED"
+
+
+def test_a_home_is_copied_and_its_hub_continues(
+    short_tmp: Path, peer: PostgresPeer, start: Start
+) -> None:
+    config = _written_config(a2a_config(AGENTS), [])
+    file = short_tmp / "config.toml"
+    file.write_text(config, encoding="utf-8")
+    file.chmod(0o600)
+    hub = start(short_tmp)
+    key = json.loads(run(hub, "keys", "create", "ci", "--json"))["key"]
+    hub.headers = {"Authorization": f"Bearer {key}"}
+    task = Caller(hub, "echo").send("hello")["id"]
+    url = create_database(peer.url)
+    busy = hub.command("store", "copy", url)
+    assert busy.returncode == 3 and "dragoman stop" in busy.stderr
+    assert hub.stop() == 0
+
+    assert hub.command("store", "check", url).returncode == 1
+    copied = json.loads(run(hub, "store", "copy", url, "--json"))
+    rows = {one["store"]: one["rows"] for one in copied["stores"]}
+    assert rows["keys"] == 2 and rows["tasks"] == 2 and copied["audit"]["problem"] is None
+    again = json.loads(run(hub, "store", "copy", url, "--json"))  # nothing is copied twice
+    assert not any(one["new"] for one in again["stores"])
+    assert "0 of" not in run(hub, "store", "migrate", url)  # the stores that the home never had
+    checked = json.loads(run(hub, "store", "check", url, "--json"))
+    assert {one["store"]: one["rows"] for one in checked["stores"]}["tasks"] == rows["tasks"]
+
+    file.write_text(f'{config}\n[store]\nurl = "env:DATABASE_URL"\n', encoding="utf-8")
+    (short_tmp / "env").write_text(f"DATABASE_URL={url}\n")
+    (short_tmp / "env").chmod(0o600)
+    after = start(short_tmp)
+    after.headers = hub.headers
+    assert Caller(after, "echo").get(task)["status"]["state"] == "TASK_STATE_COMPLETED"
+    assert Caller(after, "echo").send("more")["status"]["state"] == "TASK_STATE_COMPLETED"
+    assert url not in run(after, "config", "show", "--json")

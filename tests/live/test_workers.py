@@ -1,0 +1,68 @@
+"""`[server] workers`: several processes behind one port."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.live.conftest import DRAGOMAN, RunningHub
+from tests.live.module_hub import until
+from tests.peers import wire
+from tests.peers.forked import run_forked
+from tests.peers.process import server_entry
+
+from dragoman.stores.audit.verify import verify
+
+CONFIG = '[server]\nworkers = 2\n[store]\nurl = "{}"\n[cluster]\nlease_secs = 3\n'
+
+
+def list_workers(hub: RunningHub) -> dict[str, str]:
+    """The ready workers, with their nodes."""
+    found = hub.api("/api/cluster")["hubs"]
+    return {one["id"]: one["node"] for one in found if one["state"] == "ready"}
+
+
+@pytest.mark.timeout(180)
+def test_two_workers_share_a_port_and_a_dead_one_is_replaced(
+    hub: Callable[..., RunningHub], postgres_url: str
+) -> None:
+    servers = [server_entry("new", "sdk_server", "--era", "modern")]
+    running = hub(servers, f'api_key = "{"k" * 32}"\n{CONFIG.format(postgres_url)}')
+    running.wait_connected("new")
+    before = until(lambda: list_replaced(running, {}), 60) or {}
+    assert len(before) == 2
+    sessions = [wire.Session(running.mcp_url, headers=running.headers) for _ in range(6)]
+    owners = {one.headers["Mcp-Session-Id"][3:11] for one in sessions}
+    assert owners <= set(before)
+    for session in sessions:  # each request is a connection, which any worker may get
+        answer = session.request("tools/call", {"name": "new.add", "arguments": {"a": 1, "b": 2}})
+        assert answer["result"]["structuredContent"] == {"sum": 3}, answer
+    assert running.command("keys", "create", "ann").returncode == 0
+    victim = int(next(iter(before.values())).rpartition(":")[2])
+    os.kill(victim, signal.SIGKILL)
+    after = until(lambda: list_replaced(running, before), 60)
+    assert len(set(after or ()) - set(before)) == 1
+    answer = sessions[0].request("tools/list", timeout=20)
+    assert "result" in answer, answer
+    assert running.stop() == 0
+    running.checks = False  # each worker has an audit log of its own
+    for number in range(2):
+        assert verify(running.home / "workers" / str(number)).ok
+
+
+def list_replaced(hub: RunningHub, before: dict[str, str]) -> dict[str, str] | None:
+    try:
+        found = list_workers(hub)
+    except (OSError, AssertionError):
+        return None
+    return found if len(found) == 2 and set(found) != set(before) else None
+
+
+def test_workers_need_a_database(short_tmp: Path) -> None:
+    (short_tmp / "config.toml").write_text("[server]\nport = 0\nworkers = 2\n", encoding="utf-8")
+    done = run_forked([*DRAGOMAN, "up", "--home", str(short_tmp)], 30, text=True)
+    assert done.returncode != 0
+    assert "[store] url" in done.stderr

@@ -1,0 +1,139 @@
+"""The policy folders of hubs on one database stay the same."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+from tests.policy.policy_cases import policies
+
+from dragoman.policy import loader
+from dragoman.policy.reloader import PolicyReloader
+from dragoman.policy.shared_policies import SharedPolicies
+from dragoman.stores.database import connect_server
+from dragoman.stores.policy_files import PolicyFiles
+from dragoman.stores.postgres import PostgresServer
+
+POLICY = '@id("{0}") permit (principal == Hub::User::"key:ann", action, resource);\n'
+
+
+class PolicyHub:
+    """A folder with the policies in force, which is watched as the hub does it."""
+
+    def __init__(self, home: Path, server: PostgresServer) -> None:
+        self.folder = home / "policies"
+        self.shared = SharedPolicies(PolicyFiles(server), home, self.folder)
+        self.shared.prepare()
+        self.engine = policies(loader.load_policies(self.folder, lambda *_: True))
+        self.reloader = PolicyReloader(self.engine, self.folder, lambda *_: True, lambda *_: None)
+
+    async def watch(self) -> None:
+        while True:
+            await self.reloader.poll()
+            await self.shared.check(self.reloader)
+            await asyncio.sleep(0.02)
+
+    def write(self, name: str, text: str) -> None:
+        path = self.folder / name
+        path.touch(mode=0o600)
+        path.write_text(text, "utf-8")
+
+    def read(self) -> dict[str, str]:
+        return {one.name: one.read_text("utf-8") for one in self.folder.glob("*.cedar")}
+
+    def list_ids(self) -> set[str]:
+        return {one.id for one in self.engine.policy_set.policies if not one.guardrail}
+
+    async def until(self, *ids: str, seconds: float = 10.0) -> None:
+        async with asyncio.timeout(seconds):
+            while self.list_ids() != set(ids):
+                await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def run_hub(home: Path, url: str) -> AsyncIterator[PolicyHub]:
+    home.mkdir(mode=0o700, exist_ok=True)
+    server = connect_server(url)
+    server.watch(exclusive=False)
+    hub = PolicyHub(home, server)
+    task = asyncio.create_task(hub.watch())
+    try:
+        yield hub
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+        hub.shared.close()
+        server.close()
+
+
+def make_home(path: Path, **files: str) -> Path:
+    (path / "policies").mkdir(mode=0o700, parents=True)
+    for name, id in files.items():
+        (path / "policies" / f"{name}.cedar").write_text(POLICY.format(id), "utf-8")
+        (path / "policies" / f"{name}.cedar").chmod(0o600)
+    return path
+
+
+async def test_changes_at_one_hub_are_in_force_at_the_others(
+    tmp_path: Path, postgres_url: str
+) -> None:
+    async with AsyncExitStack() as stack:
+        a = await stack.enter_async_context(
+            run_hub(make_home(tmp_path / "a", one="p1", two="p2"), postgres_url)
+        )
+        await a.until("p1", "p2")
+        async with asyncio.timeout(10):
+            while len(a.shared._known) < 2:
+                await asyncio.sleep(0.01)
+        # One that joins takes what is there, and keeps its own aside.
+        joining = make_home(tmp_path / "b", one="mine", more="p9")
+        b = await stack.enter_async_context(run_hub(joining, postgres_url))
+        await b.until("p1", "p2")
+        assert len(list(b.folder.glob("*.aside-*"))) == 2
+        # By hand, at either.
+        b.write("two.cedar", POLICY.format("p3"))
+        b.write("three.cedar", POLICY.format("p4"))
+        began = time.monotonic()
+        await a.until("p1", "p3", "p4")
+        assert time.monotonic() - began < 3
+        (a.folder / "one.cedar").unlink()
+        await b.until("p3", "p4")
+        # A set that is invalid replaces nothing, here or there.
+        b.write("two.cedar", "permit (nobody")
+        async with asyncio.timeout(10):
+            while not b.reloader.problem:
+                await asyncio.sleep(0.01)
+        a.write("four.cedar", POLICY.format("p5"))
+        await a.until("p3", "p4", "p5")
+        await asyncio.sleep(0.3)
+        assert b.list_ids() == {"p3", "p4"} and a.read()["two.cedar"] == POLICY.format("p3")
+        b.write("two.cedar", POLICY.format("p6"))
+        for hub in (a, b):
+            await hub.until("p4", "p5", "p6")
+        assert a.read() == b.read()
+        # A folder that is lost is written again, and deletes nothing elsewhere.
+        shutil.rmtree(b.folder)
+        async with asyncio.timeout(10):
+            while not b.folder.is_dir() or len(b.read()) < 3:
+                await asyncio.sleep(0.01)
+        assert a.list_ids() == b.list_ids() == {"p4", "p5", "p6"}
+    # While it was stopped, both have changed the same file: the later one wins.
+    async with run_hub(tmp_path / "a", postgres_url) as a:
+        a.write("two.cedar", POLICY.format("first"))
+        await a.until("p4", "p5", "first")
+        async with asyncio.timeout(10):
+            while a.shared._store.load()["two.cedar"].text != POLICY.format("first"):
+                await asyncio.sleep(0.01)
+        late = tmp_path / "b" / "policies" / "two.cedar"
+        late.write_text(POLICY.format("later"), "utf-8")
+        os.utime(late, (time.time() + 5, time.time() + 5))
+        async with run_hub(tmp_path / "b", postgres_url) as b:
+            for hub in (a, b):
+                await hub.until("p4", "p5", "later")
+            aside = list(b.folder.glob("two.cedar.aside-*"))
+            assert [one.read_text("utf-8") for one in aside] == [POLICY.format("first")]

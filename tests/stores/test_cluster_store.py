@@ -1,0 +1,144 @@
+"""Hubs, leases and messages in PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import psycopg
+import pytest
+
+from dragoman.core.cluster import OwnedElsewhere, find_mark, make_id
+from dragoman.core.errors import StorageFailed
+from dragoman.stores.cluster import _JOIN, _LIST, READY, PostgresCluster
+
+LEASE = 1.0
+
+
+async def until(found: Callable[[], Any], seconds: float = 15.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not found():
+            await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def run_hub(url: str, node: str) -> AsyncIterator[PostgresCluster]:
+    hub = PostgresCluster(url, node, "1", LEASE)
+    await hub.start(f"{node}:1")
+    await hub.set_state(READY)
+    try:
+        yield hub
+    finally:
+        await hub.stop()
+
+
+def is_owner(hub: PostgresCluster, mark: str) -> bool:
+    try:
+        hub.check(mark)
+    except OwnedElsewhere:
+        return False
+    return True
+
+
+@pytest.mark.timeout(60)
+async def test_a_lease_has_one_holder_and_passes_on_with_a_larger_token(postgres_url: str) -> None:
+    async with run_hub(postgres_url, "a") as first, run_hub(postgres_url, "b") as second:
+        await until(lambda: first.holds("work"))
+        assert not second.holds("work")
+        token = first.find_token("work")
+        await until(lambda: second.find_holder("work") == first.mark)
+        await first.stop()
+        await until(lambda: second.holds("work"))
+        assert second.find_token("work") >= token
+        assert not is_owner(second, "00000000")
+        await until(lambda: is_owner(second, first.mark))  # it has stopped: the other is its heir
+
+
+@pytest.mark.timeout(60)
+async def test_a_hub_that_was_declared_dead_joins_again_as_another(postgres_url: str) -> None:
+    taken: list[str] = []
+    renamed: list[str] = []
+    async with run_hub(postgres_url, "a") as first, run_hub(postgres_url, "b") as second:
+
+        async def take(id: str) -> None:
+            taken.append(id)
+
+        async def rename(id: str) -> None:
+            renamed.append(id)
+
+        second.on_inherit.append(take)
+        first.on_lost.append(rename)
+        id, old = make_id(first), first.mark
+        run, failing = first._run, [_LIST, _JOIN]  # once each, while it joins again
+
+        async def fail_once(statement: str, values: Any) -> Any:
+            assert first.mark == old or first.mark in {row[0] for row in await run(_LIST, ())}
+            is_next = failing[-1:] == [statement] and (statement == _JOIN or first.mark != old)
+            if is_next:
+                raise StorageFailed(f"{failing.pop()} failed")
+            return await run(statement, values)
+
+        first._run = fail_once  # type: ignore[method-assign]
+        assert find_mark(id) == old
+        await until(lambda: old in second.hubs)
+        with pytest.raises(OwnedElsewhere):
+            second.check(find_mark(id))
+        found = await second.find_owner(old)
+        assert found is not None and found.address == "a:1"
+        async with await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as admin:
+            await admin.execute(  # as if it had not been heard of, by the one that can judge
+                "UPDATE dragoman.hubs SET state = 'stopped' WHERE id = %s", (old,)
+            )
+        await until(lambda: taken == [old] and renamed == [first.mark])
+        assert first.mark != old and not failing
+        await until(lambda: is_owner(second, old) and not is_owner(first, old))
+        assert await second.find_owner(old) is None
+
+
+@pytest.mark.timeout(60)
+async def test_messages_reach_the_other_hubs_and_not_their_sender(postgres_url: str) -> None:
+    async with run_hub(postgres_url, "a") as first, run_hub(postgres_url, "b") as second:
+        heard: list[tuple[str, Any]] = []
+        own: list[Any] = []
+        second.subscribe("news", lambda sender, data: heard.append((sender, data)))
+        first.subscribe("news", lambda sender, data: own.append(data))
+
+        def is_heard() -> bool:
+            first.publish("news", {"words": "hello"})
+            return (first.mark, {"words": "hello"}) in heard
+
+        await until(is_heard)
+        first.publish("news", {"words": "x" * 10_000})  # too large: dropped
+        assert not own
+
+
+@pytest.mark.timeout(60)
+async def test_a_lease_that_is_not_renewed_is_lost_although_the_hub_is_alive(
+    postgres_url: str,
+) -> None:
+    async with (
+        run_hub(postgres_url, "a") as first,
+        await psycopg.AsyncConnection.connect(postgres_url) as admin,
+    ):
+        await until(lambda: first.holds("work"))
+        # Its own row can be renewed, the leases cannot.
+        await admin.execute("LOCK TABLE dragoman.leases IN EXCLUSIVE MODE")
+        await until(lambda: first.is_connected and not first.holds("work"))
+        await admin.rollback()
+        await until(lambda: first.holds("work"))
+
+
+@pytest.mark.timeout(60)
+async def test_a_failed_takeover_does_not_end_the_renewals(postgres_url: str) -> None:
+    async with run_hub(postgres_url, "a") as first, run_hub(postgres_url, "b") as second:
+
+        async def fail(id: str) -> None:
+            raise ValueError("a defect")
+
+        second.on_inherit.append(fail)
+        await first.stop()
+        await until(lambda: is_owner(second, first.mark))
+        renewed = second._renewed
+        await until(lambda: second._renewed > renewed + LEASE)
