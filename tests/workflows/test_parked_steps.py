@@ -4,6 +4,7 @@ hold, count and announce, who may ask for the task, and runs that wait for other
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,29 @@ async def test_parked_steps_count_as_work_and_outlive_a_failure_beside_them(
         run = await rig.until(run.id)
         assert (run.state, (await rig.states(run))["work"]) == (FAILED, COMPLETED)
         assert tasks.count("cancel") == 0
+
+
+async def test_a_step_that_is_polled_stays_due_in_the_store(short_tmp: Path) -> None:
+    """Whatever else of the run is stored meanwhile: a hub that is killed now must find it."""
+    tasks, release = Tasks(), asyncio.Event()
+
+    async def work(one: Call) -> Any:
+        found = tasks(one)
+        if one.polls:
+            await release.wait()
+        return found
+
+    async with run_rig(short_tmp, **PARKED) as rig:
+        rig.add("work", work)
+        await rig.define("two", call("work"), node("pause", "wait", seconds=0.5))
+        run = await rig.start("two")
+        await tasks.until_polled()
+        await until_step(rig, run, "pause", COMPLETED)
+        stored = await rig.service.find(OWNER, run.id)
+        assert stored.state == WAITING and 0 < stored.wake_at < time.time()
+        tasks.outcomes["x"] = "done"
+        release.set()
+        assert (await rig.until(run.id)).state == COMPLETED
 
 
 async def test_an_unreachable_target_is_polled_until_the_timeout_of_the_step(

@@ -111,6 +111,8 @@ class _Driver:
         self.outcomes: deque[tuple[str, RunCall, CallOutcome | HubError]] = deque()
         self.calls: dict[str, asyncio.Task[None]] = {}
         self.woken = asyncio.Event()
+        self.due = 0.0
+        """When something in the run is due besides what is done now; 0: nothing is."""
         self.is_busy = True
         self.is_retried = False
         """Whether the store failed: another driver takes over."""
@@ -415,7 +417,7 @@ class Runner:
                 if active.is_ended or not driver.calls:
                     await self._store.release(driver.id)
                     break
-                await self._wait(driver, active)
+                await self._wait(driver)
         except RunTaken as taken:
             self._refuse_taken(driver, taken)
             if driver.inbox:  # decisions, which are tried again
@@ -520,13 +522,12 @@ class Runner:
             self.announce(run)
             self._tell_parent(run)
 
-    async def _wait(self, driver: _Driver, active: ActiveRun) -> None:
+    async def _wait(self, driver: _Driver) -> None:
         """Waits for the end of a call, an action, or the time of something else in the run."""
         loop = asyncio.get_running_loop()
-        due = active.run.wake_at
         timer = None
-        if due:
-            timer = loop.call_later(max(0.0, due - self._clock()), driver.woken.set)
+        if driver.due:
+            timer = loop.call_later(max(0.0, driver.due - self._clock()), driver.woken.set)
         long_call = loop.call_later(self._limits.long_call_secs, self._release_slot, driver)
         try:
             await driver.woken.wait()
@@ -621,6 +622,9 @@ class Runner:
             return
         state = QUEUED if self._is_closing and plan.state == RUNNING else plan.state
         due = [at for at in (plan.wake_at, deadline) if at]
+        driver.due = min(due, default=0.0)
+        # What is polled now is due still: a hub that stops meanwhile must find it so.
+        due += [one.wake_at for one in active.steps.values() if is_polled(one) and one.wake_at]
         active.run = replace(active.run, state=state, wake_at=min(due, default=0.0))
 
     def _poll(self, driver: _Driver, active: ActiveRun, record: StepRecord, now: float) -> None:
