@@ -37,7 +37,6 @@ def count_tokens(text: bytes | bytearray) -> int:
 
 def decode(
     text: bytes | bytearray | memoryview,
-    *,
     max_tokens: int = MAX_TOKENS,
     max_depth: int = MAX_DEPTH,
 ) -> Any:
@@ -62,7 +61,7 @@ def decode(
 
 def decode_reply(text: bytes) -> Any:
     """Decodes a server's response, with larger limits than a client's request."""
-    return decode(text, max_tokens=MAX_REPLY_TOKENS, max_depth=MAX_REPLY_DEPTH)
+    return decode(text, MAX_REPLY_TOKENS, MAX_REPLY_DEPTH)
 
 
 _CONTAINERS = (dict, list)
