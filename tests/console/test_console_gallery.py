@@ -238,6 +238,32 @@ def test_a_key_that_only_reads_sees_every_screen_whole(gallery: Gallery, open_ta
 
 
 @pytest.mark.promise("U7")
+def test_the_playground_calls_as_an_agent_of_the_hub(gallery: Gallery, open_tab: OpenTab) -> None:
+    tab = open_tab(gallery.hub).sign_in("/playground?tool=github.list_issues&as=analyst")
+    page = tab.page
+    page.get_by_label("repository").fill("team/site")
+    page.get_by_role("button", name="Call", exact=True).click()
+    expect(page.locator(".out .badge.good")).to_be_visible()
+    expect(page.locator(".out")).to_contain_text("as agent analyst")
+    page.get_by_role("button", name="Copy as …").click()
+    expect(page.locator("dialog")).to_contain_text("/api/agents/analyst/call")
+    page.keyboard.press("Escape")
+    page.locator(".out").get_by_role("link", name="Trace").click()
+    expect(page.locator("#main")).to_contain_text("agent:analyst for owner:owner")
+
+    tab.expected.append("status of 404")
+    tab.open("/playground?tool=github.search_code")
+    page.get_by_label("Call as").select_option("analyst")
+    page.get_by_label("query").fill("x")
+    page.get_by_role("button", name="Call", exact=True).click()
+    expect(page.locator(".out .problem")).to_contain_text("There is no tool")
+
+    reader = open_tab(gallery.hub).sign_in_with_key(gallery.keys["reader"])
+    reader.open("/playground?tool=github.list_issues")
+    expect(reader.page.get_by_label("Call as")).to_be_hidden()
+
+
+@pytest.mark.promise("U7")
 def test_all_agents_can_be_read_without_javascript(gallery: Gallery, open_tab: OpenTab) -> None:
     tab = open_tab(gallery.hub, java_script_enabled=False)
     tab.expected.append("404")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable
+from urllib.parse import unquote
 
 import pytest
 from tests.console.browser import BrowserTab
@@ -23,12 +24,19 @@ def test_names_are_quoted_in_commands_to_copy(open_tab: Callable[..., BrowserTab
         commands = tab.page.evaluate(
             """async (names) => {
               const base = document.querySelector('meta[name="base"]').content;
-              const { buildShell } = await import(`${base}/snippets.js`);
-              return names.map((name) => buildShell(name, { said: name }));
+              const { buildCurl, buildShell } = await import(`${base}/snippets.js`);
+              const hub = "http://hub";
+              return names.map((name) => [buildShell(name, { said: name }),
+                buildCurl(hub, name, { said: name }), buildCurl(hub, "x", {}, `${name}.`)]);
             }""",
             NAMES,
         )
-        for name, command in zip(NAMES, commands, strict=True):
+        for name, (command, *curls) in zip(NAMES, commands, strict=True):
             *words, given = shlex.split(command)
             assert words == ["dragoman", "call", name], command
             assert json.loads(given) == {"said": name}
+            for kind, curl in zip(("tools", "agents"), curls, strict=True):
+                words = shlex.split(curl)
+                path = f"{kind}/{name}{'.' if kind == 'agents' else ''}"
+                assert unquote(words[2]) == f"http://hub/api/{path}/call", curl
+            assert json.loads(shlex.split(curls[0])[-1]) == {"arguments": {"said": name}}

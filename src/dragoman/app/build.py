@@ -264,7 +264,7 @@ def _build_api(
         PoliciesApi(guards.policies),
         PinsApi(parts.catalogs.approvals),
         AgentsApi(hub, view, stores.audit),
-        LocalAgentsApi(hub, LocalAgentsView(parts, granted)),
+        LocalAgentsApi(hub, LocalAgentsView(parts, granted), stores.audit, TASKS_ONLY),
         DispatchesApi(hub, parts.events.dispatches, parts.routing, TASKS_ONLY),
         ServersApi(applier, ServerEditor(commands, applier.reload, rules), stores.audit),
         RecordsApi(hub, RecordQueries(parts, view, stores.usage)),

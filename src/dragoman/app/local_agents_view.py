@@ -10,6 +10,7 @@ from dragoman.agents.function import FunctionAgent
 from dragoman.agents.manifest_agents import LocalAgent
 from dragoman.app.hub_parts import HubParts
 from dragoman.core.local_agents import build_agent_principal
+from dragoman.core.principal import Principal
 from dragoman.core.tool import Tool
 from dragoman.core.trace import new_trace
 from dragoman.guards.grants import GrantedTools
@@ -63,6 +64,10 @@ class LocalAgentsView:
             "budget": {"tokens": limits.tokens_per_day, "cost": limits.cost_per_day},
             "grants": grants,
         }
+
+    def find_principal(self, name: str) -> Principal | None:
+        profile = self._parts.guards.granted.profiles.get(name)
+        return build_agent_principal(profile) if profile is not None else None
 
     def list_failures(self) -> Mapping[str, str]:
         return dict(self._parts.agents.local.failures)

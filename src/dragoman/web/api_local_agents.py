@@ -1,4 +1,5 @@
-"""`GET /api/agents`: the agents that run in this hub."""
+"""`GET /api/agents`: the agents that run in this hub. `POST /api/agents/{name}/call`: calls a tool
+as one of them, with what it was granted."""
 
 from __future__ import annotations
 
@@ -6,13 +7,34 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from dragoman.core.errors import InvalidInput
+from dragoman.core.admin_audit import record_action
+from dragoman.core.errors import HubError, InvalidInput, NotFound
 from dragoman.core.hub import Hub
-from dragoman.core.ports import ADMIN
+from dragoman.core.ports import ADMIN, AuditLog
+from dragoman.core.principal import Principal
+from dragoman.core.structs import replace
+from dragoman.core.taint import NO_ORIGINS
 from dragoman.core.tool import Tool
-from dragoman.web.api import ApiRequest, ApiResponse, build_response
+from dragoman.web.api import (
+    CALL_ERRORS,
+    QUESTION_MEMBERS,
+    ApiRequest,
+    ApiResponse,
+    build_call_options,
+    build_response,
+    json_from_result,
+    parse_object,
+    response_from_error,
+)
 from dragoman.web.openapi import route
 from dragoman.web.openapi_schemas import TEXT
+
+DOOR = "agent"
+"""The entry point of the calls of agents, which policies see."""
+_SHAPE = (
+    'the body must be {"tool": "NAME", "arguments": {…}}, with "can", "answers" and "handle" as in '
+    "POST /api/tools/{name}/call"
+)
 
 
 class LocalAgentSource(Protocol):
@@ -22,6 +44,9 @@ class LocalAgentSource(Protocol):
     def describe(self, name: str, with_grants: bool) -> dict[str, Any]:
         """Describes how an agent runs and what it is granted, for administrators."""
 
+    def find_principal(self, name: str) -> Principal | None:
+        """Finds the principal that an agent with grants is when it calls tools."""
+
     def list_failures(self) -> Mapping[str, str]:
         """Lists why agents could not be loaded, by their name or their folder's."""
 
@@ -30,6 +55,9 @@ class LocalAgentSource(Protocol):
 class LocalAgentsApi:
     _hub: Hub
     _source: LocalAgentSource
+    _audit: AuditLog
+    _features: Mapping[str, Any]
+    """The capabilities of every client of the API."""
 
     @route(
         "GET /api/agents",
@@ -58,3 +86,37 @@ class LocalAgentsApi:
             found.append(known | more)
         failed = dict(self._source.list_failures()) if is_admin else {}
         return build_response({"agents": found, "total": len(found), "failed": failed})
+
+    @route(
+        "POST /api/agents/{name}/call",
+        "Call a tool as an agent of this hub, for yourself: with its grants and your rights",
+        CALL_ERRORS,
+        "AgentCall",
+        "Result",
+        admin=True,
+        media=("text/event-stream",),
+    )
+    async def _call_as(self, request: ApiRequest) -> ApiResponse:
+        caller, name = request.caller, request.names[0]
+        body = parse_object(request)
+        asked = {member: body.pop(member) for member in QUESTION_MEMBERS if member in body}
+        options = build_call_options(request, asked, self._features)
+        tool, arguments = body.pop("tool", None), body.pop("arguments", {})
+        if options is None or body or not isinstance(tool, str) or not isinstance(arguments, dict):
+            raise InvalidInput(_SHAPE)
+        agent = self._source.find_principal(name)
+        if agent is None or agent.org != caller.org:
+            raise NotFound(f'there is no agent "{name[:200]}" with tools in this hub')
+        sent = options.trace_context.id if options.trace_context is not None else ""
+        # The agent calls on behalf of the caller, as it does while it answers a message: nothing is
+        # possible that one of them may not do. The record of the action says who did it.
+        with self._hub.chains.hold([(caller, options.door)], NO_ORIGINS, sent) as trace:
+            more = {"trace": trace.id, "org": caller.org}
+            try:
+                with record_action(self._audit, "agent.act_as", agent.label, caller, **more):
+                    _, result = await self._hub.call_within(
+                        trace, agent, tool, arguments, replace(options, door=DOOR)
+                    )
+            except HubError as error:  # the call has its own record
+                return response_from_error(error)
+        return build_response(json_from_result(result))

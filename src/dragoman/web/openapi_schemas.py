@@ -116,6 +116,15 @@ SCHEMAS: Mapping[str, Schema] = {
         ),
         "dependentRequired": {"answers": ["handle"], "handle": ["answers"]},
     },
+    "AgentCall": {
+        **_build_object(
+            ("tool",),
+            tool=TEXT,
+            arguments={"type": "object"},
+            **_QUESTIONS,
+        ),
+        "dependentRequired": {"answers": ["handle"], "handle": ["answers"]},
+    },
     "Result": {
         "type": "object",
         "required": ["content", "failed"],

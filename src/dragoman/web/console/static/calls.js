@@ -16,19 +16,21 @@ function newHex(bytes) {
 }
 
 /**
- * Calls a tool, and continues the call while it asks questions.
+ * Calls a tool, as an agent of the hub if `agent` names one, and continues the call while it asks
+ * questions.
  *   follow(name, data)   gets the events `progress` and `artifact`
  *   ask(questions)       resolves with the answers
  * Returns {result, trace, ms}, or throws an ApiError with `trace`. `signal` cancels it.
  */
-export async function callTool(api, tool, given, { follow, ask, signal }) {
+export async function callTool(api, tool, given, { follow, ask, signal, agent = "" }) {
   const trace = newHex(16);
-  const body = { arguments: given, can: ["form", "url"] };
+  const body = { ...(agent ? { tool } : {}), arguments: given, can: ["form", "url"] };
+  const path = agent ? `/api/agents/${encodeURIComponent(agent)}/call` : `/api/tools/${encodeURIComponent(tool)}/call`;
   let waited = 0;
   const begun = performance.now();
   try {
     for (let round = 0; round < ROUNDS; round += 1) {
-      const result = await api.call(`/api/tools/${encodeURIComponent(tool)}/call`, body, follow, signal, { traceparent: `00-${trace}-${newHex(8)}-01` });
+      const result = await api.call(path, body, follow, signal, { traceparent: `00-${trace}-${newHex(8)}-01` });
       if (!result.questions) return { result, trace, ms: performance.now() - begun - waited };
       const asked = performance.now();
       Object.assign(body, { answers: await ask(result.questions), handle: result.handle });

@@ -1,12 +1,14 @@
 // A call as text to copy: for a shell, for Python, and as a test. The key is in DRAGOMAN_KEY.
 import { quote } from "./copy.js";
 
-export function buildCurl(origin, tool, given) {
-  const body = JSON.stringify({ arguments: given });
-  return `curl -s '${origin}/api/tools/${encodeURIComponent(tool)}/call' \\
+/** As an agent of the hub, if `agent` names one. */
+export function buildCurl(origin, tool, given, agent = "") {
+  const body = JSON.stringify({ ...(agent ? { tool } : {}), arguments: given });
+  const path = agent ? `agents/${encodeURIComponent(agent)}` : `tools/${encodeURIComponent(tool)}`;
+  return `curl -s ${quote(`${origin}/api/${path}/call`)} \\
   \${DRAGOMAN_KEY:+-H "Authorization: Bearer $DRAGOMAN_KEY"} \\
   -H 'Content-Type: application/json' \\
-  -d '${body.replaceAll("'", "'\\''")}'`;
+  -d ${quote(body)}`;
 }
 
 export function buildShell(tool, given) {

@@ -1,5 +1,5 @@
-// Playground: calls any tool, skill or agent: a form of its schema, progress, questions, the result,
-// and the call as text to copy.
+// Playground: calls any tool, skill or agent, as the session's principal or as an agent of the hub: a
+// form of its schema, progress, questions, the result, and the call as text to copy.
 import { h, newId, replace } from "../dom.js";
 import { badge, empty, heading, problem } from "../states.js";
 import { codeBlock } from "../copy.js";
@@ -9,7 +9,7 @@ import { duration } from "../time.js";
 import { askQuestions, callTool, showProgress, showFailure, showResult } from "../calls.js";
 import { jsonTree } from "../content.js";
 import { buildCurl, buildPython, buildShell, buildTest } from "../snippets.js";
-import { act, bold, h2, num, p, ref, soft, tryLink } from "../parts.js";
+import { act, bold, h2, num, p, ref, setQuery, soft, tryLink } from "../parts.js";
 
 export const title = "Playground";
 
@@ -36,7 +36,14 @@ export async function show(root, route, ctx) {
   }
   ctx.setTitle(`${tool.name} · Playground`);
   const again = history.find((one) => String(one.id) === route.query.get("call"));
-  root.append(picker.list, buildBench(tool, again, ctx));
+  const agents = ctx.session.admin ? (await ctx.api.get("/api/agents", { grants: "no" }, ctx.signal)).agents : [];
+  root.append(picker.list, buildBench(tool, again, buildActor(agents, again?.agent ?? route.query.get("as") ?? ""), ctx));
+}
+
+/** Chooses who calls: the session's principal, or an agent of the hub for it. */
+function buildActor(agents, chosen) {
+  return h("select", { "aria-label": "Call as", hidden: !agents.length, onchange: (event) => setQuery("as", event.target.value) },
+    h("option", { value: "" }, "as yourself"), agents.map((one) => h("option", { value: one.name, selected: one.name === chosen }, `as agent ${one.name}`)));
 }
 
 /** A field that searches on the server, and the list of what it found. */
@@ -99,7 +106,7 @@ function buildPicker(ctx, name) {
 }
 
 /** The form of one tool at the left, what comes back at the right. */
-function buildBench(tool, again, ctx) {
+function buildBench(tool, again, actor, ctx) {
   const schema = tool.definition?.inputSchema ?? {};
   const form = schemaForm(schema, again?.given ?? {});
   const text = h("textarea", { class: "code", rows: "8", "aria-label": "Arguments as JSON", spellcheck: "false" });
@@ -162,9 +169,9 @@ function buildBench(tool, again, ctx) {
     replace(out, head, follower, asked);
     out.setAttribute("aria-busy", "true");
     const watch = showProgress(follower);
-    const done = { id: history.length ? history[0].id + 1 : 1, tool: tool.name, given, at: new Date().toISOString() };
+    const done = { id: history.length ? history[0].id + 1 : 1, tool: tool.name, given, agent: actor.value, at: new Date().toISOString() };
     try {
-      const { result, trace, ms } = await callTool(ctx.api, tool.name, given, { follow: watch.follow, ask: (questions) => askQuestions(asked, questions, control.signal), signal: control.signal });
+      const { result, trace, ms } = await callTool(ctx.api, tool.name, given, { agent: done.agent, follow: watch.follow, ask: (questions) => askQuestions(asked, questions, control.signal), signal: control.signal });
       Object.assign(done, { result, trace, ms, outcome: result.failed ? "failed" : "completed" });
       watch.clearText();
     } catch (error) {
@@ -186,14 +193,14 @@ function buildBench(tool, again, ctx) {
   if (again) replace(out, showOutcome(again, tool, ctx));
   const copy = act("Copy as …", () => {
     const given = read();
-    if (given) showSnippets(tool, given, history.find((one) => one.tool === tool.name && one.result)?.result);
+    if (given) showSnippets(tool, given, actor.value, history.find((one) => one.tool === tool.name && one.result)?.result);
   });
   return h("div", { class: "bench" },
     h("section", { "aria-label": "Call" },
       h2(ref("tools", tool.name), " ", h("span", { class: "soft" }, tool.server)),
       tool.description ? h("p", { class: "clamp" }, tool.description) : null,
       h("form", { novalidate: true, onsubmit: call }, fields, wrong,
-        h("div", { class: "actions" }, send, stop, copy, h("span", { class: "grow" }), swap))),
+        h("div", { class: "actions" }, send, actor, stop, copy, h("span", { class: "grow" }), swap))),
     h("section", { "aria-label": "Result" }, h2("Result"), out, past));
 }
 
@@ -209,7 +216,7 @@ function showOutcome(done, tool, ctx) {
   const meta = done.result?.extra;
   return [
     h("p", { class: "row", role: "status" }, badge(done.outcome), done.ms ? h("span", { class: "soft number" }, duration(done.ms)) : null,
-      done.trace ? ref("traces", done.trace, "Trace") : null),
+      done.agent ? h("span", { class: "soft" }, `as agent ${done.agent}`) : null, done.trace ? ref("traces", done.trace, "Trace") : null),
     done.outcome === "cancelled" ? soft("You cancelled the call. What the server had begun may have happened.") : null,
     done.error && done.outcome !== "cancelled" ? showFailure(done.error, tool.id) : null,
     done.result ? h("div", { class: done.result.failed ? "problem" : "" }, done.result.failed ? p("The tool says that it failed:") : null, showResult(done.result, ctx.api)) : null,
@@ -225,14 +232,11 @@ function listHistory(ctx, name) {
       h("code", { class: "line" }, JSON.stringify(one.given)), h("span", { class: "soft number" }, duration(one.ms))))));
 }
 
-function showSnippets(tool, given, result) {
+function showSnippets(tool, given, agent, result) {
   const origin = location.origin;
-  const kinds = [
-    ["curl", () => buildCurl(origin, tool.name, given)],
-    ["Command line", () => buildShell(tool.name, given)],
-    ["Python", () => buildPython(origin, tool.name, given)],
-    ["Test (pytest)", () => buildTest(origin, tool.name, given, result)],
-  ];
+  const kinds = [["curl", () => buildCurl(origin, tool.name, given, agent)]];
+  // The others speak MCP or use the command line, which cannot act as an agent.
+  if (!agent) kinds.push(["Command line", () => buildShell(tool.name, given)], ["Python", () => buildPython(origin, tool.name, given)], ["Test (pytest)", () => buildTest(origin, tool.name, given, result)]);
   return showDialog("Copy this call", (close) => {
     const box = h("div", {});
     const buttons = kinds.map(([label, build], index) => h("button", { type: "button", "aria-pressed": String(index === 0), onclick: (event) => {
