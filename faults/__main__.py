@@ -75,9 +75,9 @@ def main() -> int:
     except KeyboardInterrupt:
         print("faults: interrupted")
         return 130
-    partial = arguments.quick or arguments.only or arguments.size or arguments.case is not None
-    if not partial:
-        PAGE.write_text(render_page(results, arguments.seed), encoding="utf-8")
+    if not (arguments.quick or arguments.size or arguments.case is not None):
+        page = PAGE.read_text("utf-8") if PAGE.exists() else ""
+        PAGE.write_text(render_page(results, arguments.seed, page), encoding="utf-8")
         say(f"wrote {PAGE.relative_to(ROOT)}")
     return 1 if any(result.verdict == "failed" for result in results) else 0
 

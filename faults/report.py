@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import platform
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from faults.experiments import Experiment
+from faults.experiments import EXPERIMENTS, Experiment
 from faults.harness import Outcome
+
+VERDICTS = ("passed", "failed", "not run")
 
 INTRODUCTION = """\
 # Reliability
@@ -18,8 +21,8 @@ Written by `make faults`; do not edit. Each experiment breaks the machine around
 attacks the hub or kills it, and judges what it does; tests/faults runs short versions of most of \
 them in `make test`. It needs Python and pip, and no root: a full and a read-only disk use \
 `unshare -rm` where the machine allows it, failing file operations and jumps of the clock a C \
-compiler where there is one. `python -m faults --only NAME --seed SEED --case N` runs one case of \
-a fuzzer again.
+compiler where there is one. `python -m faults --only NAME` runs some experiments again and \
+renews their rows, with `--seed SEED --case N` one case of a fuzzer.
 
 The hubs have default settings, with these exceptions: rate limits above what an experiment sends; \
 A2A enabled, with more tasks for fuzzers and fewer for a full store; shorter timeouts for servers \
@@ -56,31 +59,52 @@ def escape(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-def render_page(results: Sequence[Result], seed: int) -> str:
-    failed = sum(result.verdict == "failed" for result in results)
-    passed = sum(result.verdict == "passed" for result in results)
-    not_run = len(results) - failed - passed
-    total = f"{passed} passed, {failed} failed" + (f", {not_run} not run" if not_run else "")
-    minutes = sum(result.seconds for result in results) / 60
+def render_page(results: Sequence[Result], seed: int, page: str = "") -> str:
+    """Renders the results; experiments that were not run keep their rows of `page`."""
+    rows, failures = _read_rows(page)
+    for result in results:
+        name = result.experiment.name
+        rows[escape(name)] = _render_row(result, seed)
+        failures[escape(name)] = [
+            f"- {escape(name)}: {escape(failure[:400])}" for failure in result.outcome.failures[:5]
+        ]
+    known = [escape(one.name) for one in EXPERIMENTS if escape(one.name) in rows]
+    verdicts = Counter(rows[name].rstrip(" |").rpartition("| ")[2] for name in known)
+    total = ", ".join(f"{verdicts[one]} {one}" for one in VERDICTS if verdicts[one])
     lines = [
         INTRODUCTION,
-        f"{total}. {datetime.now(UTC):%Y-%m-%d}, {minutes:.0f} minutes, seed {seed}; "
-        f"{describe_machine()}.\n",
-        "| experiment | what is done to the hub | passed if | figures | verdict |",
-        "| --- | --- | --- | --- | --- |",
+        f"{total}. {describe_machine()}.\n",
+        "| experiment | what is done to the hub | passed if | figures | run | verdict |",
+        "| --- | --- | --- | --- | --- | --- |",
+        *(rows[name] for name in known),
     ]
-    for result in results:
-        figures = result.missing or render_figures(result.outcome.figures)
-        cells = (result.experiment.name, result.experiment.does, result.experiment.passes, figures)
-        lines.append(f"| {' | '.join(map(escape, cells))} | {result.verdict} |")
-    failures = [
-        f"- {result.experiment.name}: {escape(failure[:400])}"
-        for result in results
-        for failure in result.outcome.failures[:5]
-    ]
-    if failures:
-        lines += ["", "## Failures", "", *failures]
+    failed = [line for name in known for line in failures.get(name, ())]
+    if failed:
+        lines += ["", "## Failures", "", *failed]
     return "\n".join(lines) + "\n"
+
+
+def _render_row(result: Result, seed: int) -> str:
+    figures = result.missing or render_figures(result.outcome.figures)
+    run = f"{datetime.now(UTC):%Y-%m-%d}, {result.seconds:.0f} s, seed {seed}"
+    one = result.experiment
+    cells = (one.name, one.does, one.passes, figures, run, result.verdict)
+    return f"| {' | '.join(map(escape, cells))} |"
+
+
+def _read_rows(page: str) -> tuple[dict[str, str], dict[str, list[str]]]:
+    """The rows and the failures of a page, by the name of their experiment."""
+    rows: dict[str, str] = {}
+    failures: dict[str, list[str]] = {}
+    for line in page.splitlines():
+        if line.startswith("| "):
+            rows[line[2:].partition(" | ")[0]] = line
+    for line in page.partition("## Failures")[2].splitlines():
+        # The names of some experiments have a colon.
+        found = [name for name in rows if line.startswith(f"- {name}: ")]
+        if found:
+            failures.setdefault(max(found, key=len), []).append(line)
+    return rows, failures
 
 
 def describe_machine() -> str:
