@@ -38,7 +38,7 @@ def run(
     given: Sequence[Override] = (),
     log_file: str | None = None,
     stop: threading.Event | None = None,
-    announce_workers: Callable[[str], None] | None = None,
+    announce_workers: Callable[[str, int], None] | None = None,
 ) -> None:
     """Locks the home and runs a hub until a signal, or inside a `dragoman mcp` until `stop` is set.
     Logs to `log_file`, or else to stderr. With `announce_workers` it runs as many processes as

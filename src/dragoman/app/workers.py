@@ -48,8 +48,8 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0
 STEADY_SECONDS = 30.0
 """A worker that has run so long starts again without a pause."""
 
-Announce = Callable[[str], None]
-"""Gets the address of the hub once all workers serve."""
+Announce = Callable[[str, int], None]
+"""Gets the address of the hub and the number of its workers once all of them serve."""
 
 
 class Worker:
@@ -113,7 +113,7 @@ def supervise(
             record = _wait_until_up(workers, stopping)
             if record is not None:
                 _write_record(home, record)
-                announce(str(record.url))
+                announce(str(record.url), len(workers))
             _keep_running(home, workers, stopping)
         finally:
             _stop(workers)

@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 
 DETACH_SECONDS = 20.0
 STOP_SECONDS = 15.0
+INSTALL = "dragoman install cursor | vscode | claude-desktop | claude-code | …"
 
 
 @click.command()
@@ -143,7 +144,9 @@ def _serve(
             lambda parts: _announce(parts, is_first, quiet, as_json),
             given,
             log_file,
-            announce_workers=lambda url: _announce_workers(place, url, quiet, as_json),
+            announce_workers=lambda url, count: _announce_workers(
+                place, url, count, quiet, as_json
+            ),
         )
     except ConfigError as error:
         who = find_listener(error.taken_port) if error.taken_port else None
@@ -158,12 +161,24 @@ def _serve_worker(place: str, log_file: str | None) -> None:
     run(Path(place), lambda parts: None, (), log_file)
 
 
-def _announce_workers(place: str, url: str, quiet: bool, as_json: bool) -> None:
+def _announce_workers(place: str, url: str, count: int, quiet: bool, as_json: bool) -> None:
     if as_json:
         print(json.dumps(_build_report(os.getpid(), url, place)), flush=True)
     elif not quiet:
-        lines = f"\n  {'MCP over HTTP':<15} {url}/mcp\n  {'stop':<15} Ctrl-C, or dragoman stop"
-        print(f"dragoman {__version__} is up, with workers{lines}", file=sys.stderr, flush=True)
+        _print_banner(
+            [
+                ("MCP over HTTP", f"{url}/mcp"),
+                ("MCP in an IDE", INSTALL),
+                ("workers", f"{count} (dragoman cluster status)"),
+                ("configuration", os.path.join(place, "config.toml")),
+            ]
+        )
+
+
+def _print_banner(rows: Sequence[tuple[str, str]]) -> None:
+    rows = [*rows, ("stop", "Ctrl-C, or dragoman stop")]
+    lines = "".join(f"\n  {name:<15} {words}" for name, words in rows)
+    print(f"dragoman {__version__} is up{lines}", file=sys.stderr, flush=True)
 
 
 def _announce(parts: HubParts, is_first: bool, quiet: bool, as_json: bool) -> None:
@@ -189,16 +204,14 @@ def _announce(parts: HubParts, is_first: bool, quiet: bool, as_json: bool) -> No
         serves_a2a += f", gRPC on port {parts.state.grpc_port}"
     rows = [
         ("MCP over HTTP", f"{url}/mcp"),
-        ("MCP in an IDE", "dragoman install cursor | vscode | claude-desktop | claude-code | …"),
+        ("MCP in an IDE", INSTALL),
         ("A2A", serves_a2a),
         ("servers", servers),
         *_list_optional_rows(parts),
         *_list_demo_rows(parts.home),
         ("configuration", str(parts.home / "config.toml")),
-        ("stop", "Ctrl-C, or dragoman stop"),
     ]
-    lines = "".join(f"\n  {name:<15} {words}" for name, words in rows)
-    print(f"dragoman {__version__} is up{lines}", file=sys.stderr, flush=True)
+    _print_banner(rows)
 
 
 def _list_optional_rows(parts: HubParts) -> Iterator[tuple[str, str]]:
@@ -377,7 +390,7 @@ def status(home: str | None, as_json: bool) -> None:
         print('  problem   the policies do not permit you "admin", so no details are shown')
         return
     servers, clients = state["servers"], state["clients"]
-    print(f"  home      {state['home']}")
+    print(f"  home      {place}")
     print(f"  address   {state['url'] or 'none (runs inside dragoman mcp)'}")
     print(f"  servers   {servers['connected']} of {servers['total']} connected")
     print(f"  tools     {state['tools']}")
