@@ -28,6 +28,7 @@ from faults import (
     peers,
     policies,
     reload,
+    rolling_upgrade,
     run_kills,
     shared_limits,
     shutdown,
@@ -171,6 +172,20 @@ EXPERIMENTS = [
         "no session is lost, every acknowledged task is readable and has ended, no message is "
         "carried out twice, load goes on after each kill",
         hub_kills.kill_hubs, 20, 2,
+    ),
+    Experiment(
+        "rolling upgrade",
+        "three hubs stopped by SIGTERM and replaced, one after the other, under clients of both "
+        "eras and A2A messages; a balancer follows /readyz, and in each second round only refused "
+        "connections",
+        "no request fails, each answer is right, each message is carried out once",
+        rolling_upgrade.upgrade_hubs, 6, 1,
+    ),
+    Experiment(
+        "rolling upgrade: two versions",
+        "the same to hubs of the previous version, and back to this one, in a random order",
+        "no request fails, each answer is right, each message is carried out once",
+        rolling_upgrade.upgrade_versions, 4, 1,
     ),
     Experiment(
         "parked workflow runs",

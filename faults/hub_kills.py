@@ -88,11 +88,8 @@ class _Load:
         victim = cluster.hubs[number]
         victim.kill()
         begun = time.monotonic()
-        replacement = cluster.start(victim.home)
+        cluster.replace(number)
         victim.finish()
-        cluster.hubs.remove(victim)
-        cluster.hubs.remove(replacement)
-        cluster.hubs.insert(number, replacement)
         balancer.ports[:] = cluster.ports
         self._outcome.figures["longest start"] = round(
             max(self._outcome.figures.get("longest start", 0.0), time.monotonic() - begun), 1

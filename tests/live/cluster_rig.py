@@ -72,9 +72,10 @@ class Balancer:
         await asyncio.sleep(0.01)
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        for _ in self.ports:
-            port = self.ports[self._next % len(self.ports)]
-            self._next += 1
+        ports, first = list(self.ports), self._next
+        self._next += 1
+        for number in range(first, first + len(ports)):
+            port = ports[number % len(ports)]
             with contextlib.suppress(OSError):
                 pair = await asyncio.open_connection("127.0.0.1", port)
                 self.served.append(port)
@@ -95,6 +96,8 @@ class Balancer:
         down = asyncio.ensure_future(_copy(near, writer))
         try:
             await asyncio.wait([up, down], return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            pass  # at the end; asyncio would log it
         finally:
             for end in (up, down):
                 end.cancel()
@@ -197,8 +200,9 @@ class Cluster:
         self._env = {**ENVIRONMENT, "CLUSTER_DATABASE": database, **(env or {})}
         self._made = 0
 
-    def start(self, home: Path | None = None) -> RunningHub:
-        """Starts another hub, in a home of its own or in that of one that has ended."""
+    def start(self, home: Path | None = None, env: Mapping[str, str] | None = None) -> RunningHub:
+        """Starts another hub, in a home of its own or in that of one that has ended, with more
+        variables than the others."""
         if home is None:
             home = self._folder / f"h{self._made}"
             self._made += 1
@@ -210,12 +214,20 @@ class Cluster:
             file = home / "config.toml"
             file.write_text(_written_config(config, self._servers), encoding="utf-8")
             file.chmod(0o600)
-            env = home / "env"  # for commands
-            env.write_text(f"CLUSTER_DATABASE={self.database}\nCLUSTER_SECRET={SECRET}\n")
-            env.chmod(0o600)
-        running = RunningHub(home, [], self._env)
+            variables = home / "env"  # for commands
+            variables.write_text(f"CLUSTER_DATABASE={self.database}\nCLUSTER_SECRET={SECRET}\n")
+            variables.chmod(0o600)
+        running = RunningHub(home, [], {**self._env, **(env or {})})
         self.hubs.append(running)
         return running
+
+    def replace(self, number: int, env: Mapping[str, str] | None = None) -> RunningHub:
+        """Starts a hub in the home of one that has ended, and gives it that one's place."""
+        ended = self.hubs[number]
+        started = self.start(ended.home, env)
+        self.hubs.remove(started)
+        self.hubs[number] = started
+        return started
 
     @property
     def ports(self) -> list[int]:

@@ -67,6 +67,7 @@ class TwoHubs:
     mark: str
     port: int = 0
     lives: bool = True
+    has_stopped: bool = False
     lease_secs: float = 0.2
 
     @property
@@ -77,7 +78,10 @@ class TwoHubs:
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
 
-    async def find_owner(self, mark: str) -> TwoHubs | None:
+    async def has_left(self, id: str) -> bool:
+        return self.has_stopped
+
+    async def find_owner(self, mark: str, *, is_fresh: bool = False) -> TwoHubs | None:
         return self if self.mark == EDGE and self.lives else None
 
     def list_others(self) -> list[TwoHubs]:
@@ -191,3 +195,48 @@ def test_a_request_that_was_paid_elsewhere_is_not_charged_once() -> None:
     with prepay():
         begun = copy_context()  # of work that outlasts the request
     assert not begun.run(take_prepayment) and not take_prepayment()
+
+
+class Heir(Elsewhere):
+    """Owns what the other hub has owned once that has ended."""
+
+    def __init__(self, edge: TwoHubs) -> None:
+        self._edge = edge
+
+    def answer(self, request: ServerRequest) -> Work[None] | None:
+        if self._edge.lives:
+            return super().answer(request)
+        request.reply(200, [(b"content-type", b"text/plain")], b"served by the heir")
+        return None
+
+
+@pytest.mark.parametrize("has_stopped", [True, False])
+async def test_a_request_that_a_stopped_hub_has_not_taken_is_served_by_its_heir(
+    has_stopped: bool,
+) -> None:
+    """A hub that stops answers all that it has taken; one that was killed may have taken it."""
+    edge, clients = TwoHubs(EDGE, has_stopped=has_stopped), HubClients()
+
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        edge.lives = False
+        writer.transport.abort()
+
+    owner = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+    edge.port = owner.sockets[0].getsockname()[1]
+    app = ForwardingApp(Heir(edge), edge, ClusterSecret(b"k" * 32), clients.open)
+    listener = HttpListener(app, sock := tcp_socket("127.0.0.1", 0))
+    port = sock.getsockname()[1]
+    await listener.start()
+    async with asyncio.timeout(10):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        head = b"POST /mcp HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
+        writer.write(head % len(CALL) + CALL)
+        response = await reader.read()
+        writer.close()
+    listener.stop_accepting()
+    listener.abort()
+    owner.close()
+    await clients.close()
+    said = b"served by the heir" if has_stopped else forwarding.LOST.encode()
+    assert said in response, response

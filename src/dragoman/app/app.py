@@ -287,13 +287,15 @@ class App:
     # --- stop ------------------------------------------------------------------------------------
 
     async def stop(self) -> None:
-        """Lets running calls finish, then ends them; takes well under ten seconds in all."""
+        """Lets running calls finish, then ends them; takes well under ten seconds in all, after
+        the time in which a hub of a cluster still takes requests."""
         parts = self.parts
         parts.state.drain()
         if parts.cluster is not None:
             await self._leave_balancer()
             await parts.cluster.begin_stop()
-        parts.workflows.begin_stop()
+        else:
+            parts.workflows.begin_stop()
         self._loops.cancel()
         self.access.close()
         for server in self._servers:
@@ -302,15 +304,7 @@ class App:
             listener.stop_accepting()
         parts.mcp.close()
         parts.endpoints.close()
-        await _wait(STOP_SECONDS, parts.workflows.stop())
-        await parts.guards.approvals.stop()
-        parts.agents.begin_stop()
-        parts.events.streams.close()
-        drains = [listener.drain(DRAIN_SECONDS) for listener in self._listeners]
-        drains += [_wait(DRAIN_SECONDS, connection.drain()) for connection in parts.state.stdio]
-        drains.append(self._loops.close(timeout=DRAIN_SECONDS))
-        drains.append(self.applier.close(DRAIN_SECONDS, LAST_SECONDS))
-        await asyncio.gather(*drains, return_exceptions=True)
+        await self._drain()
         await _wait(STOP_SECONDS, parts.tools.stop())
         await _wait(STOP_SECONDS, parts.mcp.tasks.close())
         await _wait(STOP_SECONDS, parts.agents.stop())
@@ -344,11 +338,35 @@ class App:
             await _wait(STOP_SECONDS, parts.shared_audit.close())
         parts.stores.close()
 
+    async def _drain(self) -> None:
+        """Lets running calls finish; in a cluster also what works in the background, since another
+        hub serves the clients when this one has finished."""
+        parts, cluster = self.parts, self.parts.cluster
+        if cluster is None:
+            await _wait(STOP_SECONDS, parts.workflows.stop())
+        await parts.guards.approvals.stop()
+        parts.agents.begin_stop(is_early=cluster is not None)
+        parts.events.streams.close()
+        drains = [listener.drain(DRAIN_SECONDS) for listener in self._listeners]
+        drains += [_wait(DRAIN_SECONDS, connection.drain()) for connection in parts.state.stdio]
+        drains.append(self._loops.close(timeout=DRAIN_SECONDS))
+        drains.append(self.applier.close(DRAIN_SECONDS, LAST_SECONDS))
+        if cluster is not None:
+            drains.append(_wait(DRAIN_SECONDS, cluster.wait_idle(DRAIN_SECONDS)))
+            drains.append(_wait(DRAIN_SECONDS, parts.agents.wait_idle()))
+        await asyncio.gather(*drains, return_exceptions=True)
+        if cluster is not None:
+            parts.workflows.begin_stop()
+            parts.agents.begin_stop()
+            await _wait(STOP_SECONDS, parts.workflows.stop())
+
     async def _leave_balancer(self) -> None:
-        """Serves for another moment while `/readyz` fails, so that a balancer sends no more."""
+        """Serves for another moment while `/readyz` fails, so that a balancer sends no more; then
+        takes the requests that are on their way, and no more."""
         for listener in self._listeners:
             listener.wind_down()
         await asyncio.sleep(self.parts.live.config.cluster.drain_secs)
+        await asyncio.gather(*(listener.finish_accepting() for listener in self._listeners))
 
     async def _wait_for_audit(self) -> None:
         while self.parts.stores.audit.has_running_calls:

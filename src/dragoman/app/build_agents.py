@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
@@ -325,10 +326,15 @@ class Agents:
         if self.a2a is not None:
             self.a2a.server.abandon(hub)
 
-    def begin_stop(self) -> None:
-        """Ends open streams."""
+    def begin_stop(self, *, is_early: bool = False) -> None:
+        """Ends open streams; if it is early, those of tasks that are not running."""
         if self.a2a is not None:
-            self.a2a.server.close()
+            self.a2a.server.close(is_early=is_early)
+
+    async def wait_idle(self) -> None:
+        """Waits until no task is running."""
+        while self.a2a is not None and any(task.running for task in self.a2a.server.tasks):
+            await asyncio.sleep(0.02)
 
     async def stop(self) -> None:
         for grpc in self.grpc:

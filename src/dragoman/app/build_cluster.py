@@ -42,6 +42,8 @@ React = Callable[[str], Awaitable[None]]
 
 MAX_CLIENTS = 256
 LAST_SECONDS = 2.0
+LEAVE_SECONDS = 0.5
+"""Time for the responses of calls that were ended."""
 
 
 @dataclass(slots=True)
@@ -83,6 +85,7 @@ class ClusterParts:
     _clients: HubClients = field(default_factory=HubClients)
     _listener: HttpListener | None = None
     _internal: InternalApp | None = None
+    _forwarding: list[ForwardingApp] = field(default_factory=list)
 
     def open_placed(self, url: str) -> HttpClient | None:
         """Returns the client for a server that another hub runs; None for other addresses."""
@@ -91,7 +94,9 @@ class ClusterParts:
         return PlacedHttpClient(self.hubs, self._secret, self._clients.open, parse_hub(url))
 
     def wrap(self, app: Application, identify: Identify) -> ForwardingApp:
-        return ForwardingApp(app, self.hubs, self._secret, self._clients.open, identify)
+        wrapped = ForwardingApp(app, self.hubs, self._secret, self._clients.open, identify)
+        self._forwarding.append(wrapped)
+        return wrapped
 
     async def start(
         self,
@@ -162,11 +167,23 @@ class ClusterParts:
         """Takes no more requests of other hubs, which wait for the heir of this one."""
         if self._internal is not None:
             self._internal.close()
+        for app in self._forwarding:
+            app.close()
         await self.hubs.set_state(DRAINING)
+
+    async def wait_idle(self, seconds: float) -> bool:
+        """Waits for the requests of other hubs that this one has taken; False if some are left."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        while self._internal is not None and not self._internal.is_idle:
+            if loop.time() > until:
+                return False
+            await asyncio.sleep(0.02)
+        return True
 
     async def leave(self) -> None:
         """Another hub owns from now on what was this one's own."""
-        await self.hubs.stop()
+        await self.hubs.stop(await self.wait_idle(LEAVE_SECONDS))
 
     async def close(self) -> None:
         if self._listener is not None:

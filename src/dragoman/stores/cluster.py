@@ -81,6 +81,11 @@ _RENEW = """
 UPDATE dragoman.hubs SET seen_at = now(), state = %s, version = %s, address = %s
 WHERE id = %s AND heir IS NULL AND state NOT IN ('stopped', 'dead') RETURNING id
 """
+_LEAVE = "UPDATE dragoman.hubs SET state = 'stopped' WHERE id = %s AND heir IS NULL"
+_BREAK_OFF = """
+UPDATE dragoman.hubs SET state = 'dead', seen_at = now() - interval '1 hour'
+WHERE id = %s AND heir IS NULL
+"""
 _LIST = """
 SELECT id, node, version, address, state, heir, extract(epoch FROM started_at)::float8,
        extract(epoch FROM now() - seen_at)::float8
@@ -196,17 +201,14 @@ class PostgresCluster:
         with suppress(StorageFailed):  # the next renewal writes it
             await self._renew()
 
-    async def stop(self) -> None:
+    async def stop(self, is_clean: bool = True) -> None:
         """Leaves the cluster: releases the leases, so that others own at once what was this hub's
-        own."""
+        own. `is_clean`: all requests of other hubs that it took were answered."""
         self.state = STOPPED
         await self._background.close()
         with suppress(StorageFailed):
             await self._execute("DELETE FROM dragoman.leases WHERE hub = %s", (self.mark,))
-            await self._execute(
-                "UPDATE dragoman.hubs SET state = 'stopped' WHERE id = %s AND heir IS NULL",
-                (self.mark,),
-            )
+            await self._execute(_LEAVE if is_clean else _BREAK_OFF, (self.mark,))
             await self._execute("SELECT pg_notify(%s, %s)", (CHANNEL, self._encode("hubs", {})))
         self._drop_connection()
 
@@ -216,9 +218,11 @@ class PostgresCluster:
         if mark not in self._own and mark not in self._strange and _is_mark(mark):
             raise OwnedElsewhere(mark)
 
-    async def find_owner(self, mark: str) -> HubRecord | None:
+    async def find_owner(self, mark: str, *, is_fresh: bool = False) -> HubRecord | None:
         """Finds the living hub that owns what `mark` names; None if it is this hub. One that no
         row has any more is as if it were chosen by lot, the same at each hub."""
+        if is_fresh and time.monotonic() - self._read > REFRESH_SECONDS / 4:
+            await self.refresh()
         for attempt in range(2):
             record = self.hubs.get(mark)
             for _ in range(len(self.hubs)):  # heirs of heirs
@@ -241,6 +245,12 @@ class PostgresCluster:
         while len(self._strange) > MAX_STRANGE:
             self._strange.popitem(last=False)
         return None
+
+    async def has_left(self, id: str) -> bool:
+        """Whether a hub has stopped and had answered each request that it took of others."""
+        await self.refresh()
+        record = self.hubs.get(id)
+        return record is not None and record.state == STOPPED
 
     async def refresh(self) -> None:
         """Reads the table of hubs, and becomes the heir of those that have ended."""

@@ -57,6 +57,8 @@ REPLY_SECONDS = 60.0
 """Time for the body of such a response after its head: it is complete when its head is sent."""
 MAX_BODY = BODY_BYTES + 2 * HEAD_BYTES
 """Bytes of a forwarded request: the body, the head and the principal of the client's request."""
+HANDOVER_SECONDS = 8.0
+"""How long a request waits, besides two leases, for a hub that stops to finish what it does."""
 OWNER_WAITS = 5
 """How often the owner of a request is looked for again after it could not be reached."""
 _SEAL, _PROOF, _MOVED = "x-dragoman-seal", "x-dragoman-proof", "x-dragoman-moved"
@@ -88,8 +90,12 @@ class Cluster(Protocol):
     @property
     def lease_secs(self) -> float: ...
 
-    async def find_owner(self, mark: str) -> HubAddress | None:
-        """Finds the living hub that owns what `mark` names; None if it is this one. Raises
+    async def find_owner(self, mark: str, *, is_fresh: bool = False) -> HubAddress | None:
+        """Finds the living hub that owns what `mark` names; None if it is this one. `is_fresh`:
+        not by what was read a while ago. Raises `StorageFailed`."""
+
+    async def has_left(self, id: str) -> bool:
+        """Whether a hub has stopped and had answered each request that it took of others. Raises
         `StorageFailed`."""
 
     def list_others(self) -> Sequence[HubAddress]:
@@ -185,6 +191,13 @@ class ForwardingApp:
         self._open_client = open_client
         self._identify = identify
         self._running = 0
+        self._listening: set[asyncio.Task[None]] = set()
+        """The streams of notifications that come from other hubs."""
+
+    def close(self) -> None:
+        """Ends those streams properly: their clients open others."""
+        for copying in self._listening:
+            copying.cancel()
 
     def admit(self, request: ServerRequest) -> bool | AdmitLater:
         try:
@@ -286,10 +299,11 @@ class ForwardingApp:
         """Sends the request to its owner. A hub that has just ended cannot be reached, and has an
         heir a moment later."""
         problem: HubError = StorageFailed("the owner of the request is not known")
-        until = request.loop.time() + 2 * self._cluster.lease_secs + 2
+        until = request.loop.time() + 2 * self._cluster.lease_secs + HANDOVER_SECONDS
+        is_first = True
         while request.loop.time() < until and not request.lost:
             try:
-                owner = await self._cluster.find_owner(mark)
+                owner = await self._cluster.find_owner(mark, is_fresh=not is_first)
             except StorageFailed as error:
                 problem = error
             else:
@@ -301,9 +315,10 @@ class ForwardingApp:
                         return
                     problem = Unreachable(f"hub {owner.id} does not answer", sent=False)
                 except Unreachable as error:
-                    if error.sent:
+                    if error.sent and not await self._has_left(owner):
                         raise
                     problem = error
+            is_first = False
             waited = start_task(
                 self._cluster.wait_for_change(self._cluster.lease_secs / OWNER_WAITS)
             )
@@ -336,7 +351,7 @@ class ForwardingApp:
         reply = work.result()
         if reply is None:
             return False
-        await _return(request, reply, self._watch(owner))
+        await _return(request, reply, self._watch(owner), self._listening)
         return True
 
     async def _watch(self, owner: HubAddress) -> None:
@@ -354,6 +369,14 @@ class ForwardingApp:
         if b"cookie" in request.fields or request.path.startswith(CONSOLE):
             is_local = request.find_peer(self._identify) == LOCAL
         return _pack(request, isinstance(request.refusal, OwnedElsewhere), is_local)
+
+    async def _has_left(self, owner: HubAddress) -> bool:
+        """Whether a hub that did not answer has stopped properly: then it has not taken the
+        request."""
+        try:
+            return await self._cluster.has_left(owner.id)
+        except StorageFailed:
+            return False
 
     async def _is_owner(self, owner: HubAddress) -> bool:
         """Whether the hub still lives, as far as is known."""
@@ -457,8 +480,14 @@ def _pack(request: ServerRequest, admits: bool, is_local: bool) -> ForwardedRequ
     )
 
 
-async def _return(request: ServerRequest, reply: HttpReply, watch: Work[None]) -> None:
-    """Sends the response of the owner to the client. `watch` ends when the owner has."""
+async def _return(
+    request: ServerRequest,
+    reply: HttpReply,
+    watch: Work[None],
+    listening: set[asyncio.Task[None]],
+) -> None:
+    """Sends the response of the owner to the client. `watch` ends when the owner has. What copies
+    a stream of notifications is in `listening`, and may be cancelled."""
     headers: Headers = [
         (name.encode("latin-1"), value.encode("latin-1"))
         for name, value in (*reply.repeated, *reply.headers.items())
@@ -475,7 +504,11 @@ async def _return(request: ServerRequest, reply: HttpReply, watch: Work[None]) -
                 request.reply(reply.status, headers, reading.result())
         else:
             request.start(reply.status, headers)
-            if await _await_end(start_task(_copy(request, reply)), request, watching):
+            copying = start_task(_copy(request, reply))
+            if request.method == "GET":
+                listening.add(copying)
+                copying.add_done_callback(listening.discard)
+            if await _await_end(copying, request, watching):
                 request.end()
     except TargetFailed as error:
         if not request.streaming:
@@ -505,7 +538,8 @@ async def _await_end(
                 [work, gone], timeout=LAST_SECONDS, return_when=asyncio.FIRST_COMPLETED
             )
         if work.done():
-            work.result()
+            if not work.cancelled():
+                work.result()
             return True
         if gone.done():
             return False
@@ -577,10 +611,16 @@ class InternalApp:
         self._cluster = cluster
         self._secret = secret
         self._is_closing = False
+        self._running = 0
+        """Requests that this hub has taken and not answered."""
 
     def close(self) -> None:
         """Leaves all further requests to the heir of this hub."""
         self._is_closing = True
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._running
 
     def admit(self, request: ServerRequest) -> bool:
         header = request.fields.get(_SEAL.encode(), b"").decode("latin-1")
@@ -599,8 +639,7 @@ class InternalApp:
         if not isinstance(request.refusal, str):
             return _reject(request, 404)
         if self._is_closing:
-            request.extra.append((_MOVED.encode(), b"1"))
-            request.reply(503, [(b"content-type", b"text/plain")], b"the hub is shutting down\n")
+            _leave_to_owner(request)
             return None
         (sender, digest), request.refusal = request.refusal.split(" "), None
         if request.refused or hashlib.sha256(request.body).hexdigest() != digest:
@@ -618,11 +657,19 @@ class InternalApp:
         is_near = not request.address or is_loopback(request.address)
         request.connection.peer = (LOCAL if sent.is_local and is_near else None,)
         if sent.admits:
-            return self._admit(request)
+            return self._track(self._admit(request))
         for prefix, serve in self._mounts.items():
             if request.path.startswith(prefix):
-                return serve(request, sender)
-        return self._answer(request, sent.is_charged)
+                work = serve(request, sender)
+                return self._track(work) if work is not None else None
+        return self._track(self._answer(request, sent.is_charged))
+
+    async def _track(self, work: Work[None]) -> None:
+        self._running += 1
+        try:
+            await work
+        finally:
+            self._running -= 1
 
     async def _admit(self, request: ServerRequest) -> None:
         """Serves a request whose principal only this hub can find."""
@@ -645,15 +692,21 @@ class InternalApp:
             await self._settle(request, found.mark, is_charged or found.is_charged)
 
     async def _settle(self, request: ServerRequest, mark: str, is_charged: bool = False) -> None:
-        """This hub may not know yet that it is the heir."""
+        """This hub may not know yet that it is the heir, or the other one that it is not."""
         try:
-            if await self._cluster.find_owner(mark) is None:
+            if await self._cluster.find_owner(mark, is_fresh=True) is None:
                 await _serve_again(self._app, request, is_charged)
                 return
-            problem: HubError = Unreachable("the hubs disagree on its owner", sent=False)
         except HubError as error:
-            problem = error
-        _refuse(request, problem)
+            _refuse(request, error)
+            return
+        _leave_to_owner(request)
+
+
+def _leave_to_owner(request: ServerRequest) -> None:
+    """Has the other hub look for the owner again. Nothing was done for the request here."""
+    request.extra.append((_MOVED.encode(), b"1"))
+    request.reply(503, [(b"content-type", b"text/plain")], b"another hub owns it\n")
 
 
 async def _reject(request: ServerRequest, status: int) -> None:

@@ -97,10 +97,11 @@ class A2aServer:
         self.close()
         self.tasks.abandon(hub)
 
-    def close(self) -> None:
-        """Ends the streams, properly."""
+    def close(self, *, is_early: bool = False) -> None:
+        """Ends the streams, properly; if it is early, those of tasks that are not running."""
         for stream in list(self._streams):
-            stream.close()
+            if not (is_early and stream.is_running):
+                stream.close()
 
     def end_principals(self, why_ended: WhyEnded) -> None:
         """Streams end with the last event of their tasks, which is that they were cancelled; their

@@ -38,6 +38,10 @@ class TaskStream:
         """The task as it is now; None for a stream without a task."""
         return render_task(self._task) if self._task is not None else None
 
+    @property
+    def is_running(self) -> bool:
+        return self._task is not None and self._task.running
+
     def close(self) -> None:
         self._stop()
         # Breaks the reference cycle, which would wait for the garbage collector.

@@ -193,8 +193,9 @@ class StreamableHttpTransport:
             await _resume_response(request, found)
         elif len(session.streams) >= MAX_STREAMS and not (found and found[0] in session.streams):
             refuse(request, 409, f"too many streams: a session has at most {MAX_STREAMS}")
-        elif self._closed:
-            refuse(request, 503, "the hub is shutting down")
+        elif self._closed:  # ends properly, so that the client opens another one
+            request.start(200, STREAM_HEADERS)
+            request.end()
         else:
             await self._stream(session, request, found)
 

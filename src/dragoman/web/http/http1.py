@@ -854,6 +854,11 @@ class HttpConnection(asyncio.Protocol):
             return None
         return self._timed
 
+    @property
+    def is_expecting(self) -> bool:
+        """Whether its client has just connected, or has begun to send a request."""
+        return self._current is None and not (self._idle or self._closing or self.lost)
+
     def close_idle(self) -> None:
         """Closes the connection to make room for others."""
         if self._drained is None:

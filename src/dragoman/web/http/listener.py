@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 
 from dragoman.core.access import WhyEnded
-from dragoman.core.background import Work
+from dragoman.core.background import Background, Work
 from dragoman.web.http.body_budget import BodyBudget
 from dragoman.web.http.connection_limits import BODY_BYTES, MAX_CONNECTIONS, ConnectionLimits
 from dragoman.web.http.http1 import BUDGET_BYTES, AdmitLater, Application, HttpConnection
 from dragoman.web.http.request import ServerRequest
+
+BACKLOG = 2048
+LAST_REQUESTS_SECONDS = 1.0
+"""How long a listener that has stopped accepting waits for requests of new connections."""
 
 
 class ClosingApp:
@@ -42,14 +47,15 @@ class HttpListener:
         self._budget = budget or BodyBudget(BUDGET_BYTES)
         self._connections = ConnectionLimits(connections, body_bytes)
         self._server: asyncio.Server | None = None
+        self._accepted = Background("a listener")
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(self._build, sock=self._sock, backlog=BACKLOG)
 
-        def connection() -> asyncio.Protocol:
-            return HttpConnection(self._app, self._connections, loop, self._budget)
-
-        self._server = await loop.create_server(connection, sock=self._sock, backlog=2048)
+    def _build(self) -> asyncio.Protocol:
+        loop = asyncio.get_running_loop()
+        return HttpConnection(self._app, self._connections, loop, self._budget)
 
     @property
     def connections(self) -> int:
@@ -69,6 +75,30 @@ class HttpListener:
     def stop_accepting(self) -> None:
         if self._server is not None:
             self._server.close()
+
+    async def finish_accepting(self) -> None:
+        """Stops accepting, and waits until the connections that clients had opened by then have
+        sent their requests: closing a socket resets those in its queue."""
+        waiting = self._take_waiting()
+        self.stop_accepting()
+        loop = asyncio.get_running_loop()
+        for sock in waiting:
+            self._accepted.spawn(loop.connect_accepted_socket(self._build, sock))
+        until = loop.time() + LAST_REQUESTS_SECONDS
+        while loop.time() < until:
+            await asyncio.sleep(0.01)  # reads what has arrived, at least
+            if not len(self._accepted) and not any(one.is_expecting for one in self._connections):
+                return
+
+    def _take_waiting(self) -> list[socket.socket]:
+        """Accepts the connections in the queue of the socket."""
+        found: list[socket.socket] = []
+        with contextlib.suppress(OSError):  # there are no more, or no descriptors
+            while len(found) < BACKLOG:
+                sock, _ = self._sock.accept()
+                sock.setblocking(False)
+                found.append(sock)
+        return found
 
     async def drain(self, seconds: float) -> None:
         """Waits up to that many seconds for running requests."""
