@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from conformance.hubs import run_hubs
+from conformance.hubs import count_hubs, run_hubs
 from conformance.official import OFFICIAL, run_official
 from conformance.paths import HOMES, PYTHON, ROOT
 from conformance.processes import Command, started
@@ -72,6 +72,8 @@ def hub(
     home = HOMES / name
     home.mkdir()
     shown = "" if prefix is None else f"prefix = {json.dumps(prefix)}\n"
+    if count_hubs() > 1 and 'type = "stdio"' in transport:
+        shown += 'placement = "one"\n'  # the fixture has state that all clients share
     (home / "config.toml").write_text(
         f'{settings}[server]\nport = 0\n\n[mcp]\nstdio_expose = ["*"]\n\n'
         f'[[mcp_servers]]\nname = "{SERVER}"\n{shown}\n'

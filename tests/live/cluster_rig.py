@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.live.conftest import RunningHub, _written_config
-from tests.peers.balancer import Balancer
+from tests.peers.balancer import Balancer as Balancer
 from tests.peers.postgres_server import create_database, run_postgres
 
 KEY = "key-of-the-cluster-0123456789abcdef"
