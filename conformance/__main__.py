@@ -19,6 +19,7 @@ from conformance.a2a_peers import run_counterparts
 from conformance.clients import CLIENT_SETS, run_scenario
 from conformance.comparison import differences
 from conformance.frameworks import FRAMEWORKS, find_python, run_frameworks
+from conformance.hubs import several_hubs
 from conformance.lists import run_lists
 from conformance.official import OFFICIAL, how_to_get, is_there, version_of_fixture
 from conformance.paths import (
@@ -32,12 +33,13 @@ from conformance.paths import (
     SDK03_PYTHON,
     CannotRun,
     prepare,
+    set_aside,
     version_of,
 )
 from conformance.peers import run_peers
 from conformance.processes import run, stop_all
 from conformance.references import run_references
-from conformance.report import page
+from conformance.report import find_several, page, replace_several, several
 from conformance.sign_in import run_sign_in
 from conformance.stories import run_stories
 from conformance.suites import SUITES, Outcome, run_suite
@@ -55,7 +57,13 @@ PARTS = (
     "frameworks",
     "a2a-kits",
 )
+CLUSTER_PARTS = ("server", "client", "a2a-kits")
+CLUSTER_TARGETS = (DIRECT, "hub", "stdio", "legacy")
+CLUSTER_SIZES = (2, 3)
+MAX_HUBS = 9
 Records = list[dict[str, Any]]
+Direct = dict[tuple[str, str], Outcome]
+"""What was found without a hub, by fixture or set of scenarios, and by suite or scenario."""
 Kits = tuple[Path, dict[str, str]]
 
 
@@ -74,6 +82,13 @@ def names_of(known: tuple[str, ...]) -> Callable[[str], tuple[str, ...]]:
     return read
 
 
+def read_sizes(text: str) -> tuple[int, ...]:
+    sizes = tuple(int(part) for part in text.split(","))
+    if not all(1 <= size <= MAX_HUBS for size in sizes):
+        raise argparse.ArgumentTypeError(f"a number of hubs is 1 to {MAX_HUBS}")
+    return sizes
+
+
 def read_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m conformance", description=__doc__)
     for option, known, help_ in (
@@ -84,7 +99,7 @@ def read_arguments() -> argparse.Namespace:
         ("--kits", tuple(KIT_RUNS), "which runs of the official A2A kit"),
     ):
         parser.add_argument(
-            option, type=names_of(known), default=known, metavar="LIST",
+            option, type=names_of(known), metavar="LIST",
             help=f"{help_}: {','.join(known)}",
         )  # fmt: skip
     parser.add_argument("--scenario", metavar="NAME", help="one scenario, server or client")
@@ -92,11 +107,22 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--tck", metavar="PATH", help="the official A2A kit's git repository; else $A2A_TCK"
     )
-    return parser.parse_args()
+    parser.add_argument(
+        "--hubs", type=read_sizes, metavar="LIST",
+        help="the official suites and kits with so many hubs behind a balancer, e.g. 2,3",
+    )  # fmt: skip
+    arguments = parser.parse_args()
+    is_several = arguments.hubs is not None
+    arguments.parts = arguments.parts or (CLUSTER_PARTS if is_several else PARTS)
+    arguments.where = arguments.where or (CLUSTER_TARGETS if is_several else tuple(TARGETS))
+    arguments.suites = arguments.suites or tuple(SUITES)
+    arguments.clients = arguments.clients or tuple(CLIENT_SETS)
+    arguments.kits = arguments.kits or tuple(KIT_RUNS)
+    return arguments
 
 
-def server_part(arguments: argparse.Namespace) -> Records:
-    direct: dict[tuple[str, str], Outcome] = {}
+def server_part(arguments: argparse.Namespace, direct: Direct) -> Records:
+    """`direct` gets what was found without a hub, unless it has it."""
     records: Records = []
     for target in TARGETS:
         if target not in arguments.where:
@@ -107,6 +133,8 @@ def server_part(arguments: argparse.Namespace) -> Records:
             continue
         for command, suites in ((FIXTURE, [s for s in SUITES if s != "tasks"]), (TASKS, ["tasks"])):
             wanted = [suite for suite in suites if suite in arguments.suites]
+            if not TARGETS[target].through_hub and all((fixture, one) in direct for one in wanted):
+                continue
             if not wanted or (command == TASKS and TARGETS[target].era == "legacy"):
                 continue
             if command == TASKS and fixture != OWN:
@@ -155,13 +183,15 @@ def broken(suite: str, target: str, problem: str) -> dict[str, Any]:
             "differences": [difference]}  # fmt: skip
 
 
-def client_part(arguments: argparse.Namespace) -> Records:
+def client_part(arguments: argparse.Namespace, known: Direct) -> Records:
     records: Records = []
     for name, chosen in CLIENT_SETS.items():
         for scenario in chosen.scenarios:
             if name in arguments.clients and arguments.scenario in (None, scenario):
                 compares = DIRECT in arguments.where and not chosen.has_logins
-                direct = run_scenario(name, scenario, DIRECT) if compares else None
+                direct = known.get((name, scenario))
+                if direct is None and compares:
+                    direct = known[name, scenario] = run_scenario(name, scenario, DIRECT)
                 made = record(run_scenario(name, scenario, "hub"), direct)
                 made["direct"] = direct.count("SUCCESS") if direct else None
                 records.append(made)
@@ -261,14 +291,53 @@ def everything(arguments: argparse.Namespace) -> dict[str, Any]:
         if part not in arguments.parts:
             continue
         if part == "server":
-            results[part] = server_part(arguments)
+            results[part] = server_part(arguments, {})
         elif part == "client":
-            results[part] = client_part(arguments)
+            results[part] = client_part(arguments, {})
         elif part == "a2a-kits":
             results[part] = kits_part(arguments, kits)
         else:
             results[part] = plain_part(part, arguments)
     return results
+
+
+def run_several(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Runs the official suites and kits with each number of hubs."""
+    kits = find_kits(arguments) if "a2a-kits" in arguments.parts else None
+    servers: Direct = {}
+    clients: Direct = {}
+    results: dict[str, Any] = {}
+    for size in arguments.hubs:
+        say(f"{size} hubs")
+        found: dict[str, Any] = {}
+        with several_hubs(size):
+            if "server" in arguments.parts:
+                found["server"] = server_part(arguments, servers)
+            if "client" in arguments.parts:
+                found["client"] = client_part(arguments, clients)
+            if "a2a-kits" in arguments.parts:
+                found["a2a-kits"] = kits_part(arguments, kits)
+        results[str(size)] = found
+        set_aside(f"hubs-{size}")
+    return results
+
+
+def write_several(arguments: argparse.Namespace, results: dict[str, Any]) -> bool:
+    """Writes the section of the page, or a page of its own for a part of the runs. Returns whether
+    all is well."""
+    (RESULTS / "results.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
+    chosen = (arguments.parts, arguments.where, arguments.suites, arguments.clients, arguments.kits)
+    known = (CLUSTER_PARTS, CLUSTER_TARGETS, tuple(SUITES), tuple(CLIENT_SETS), tuple(KIT_RUNS))
+    whole = chosen == known and arguments.hubs == CLUSTER_SIZES and not arguments.scenario
+    whole = whole and all(found["a2a-kits"] for found in results.values())
+    output, text = RESULTS / "conformance.md", several(results)
+    if whole:
+        output, text = PAGE, replace_several(PAGE.read_text(encoding="utf-8"), text)
+    output.write_text(text, encoding="utf-8")
+    say(f"wrote {output.relative_to(ROOT)}; logs are in {LOGS.parent.relative_to(ROOT)}/hubs-*")
+    return all(
+        each["ok"] for found in results.values() for records in found.values() for each in records
+    )
 
 
 def is_whole(arguments: argparse.Namespace, results: dict[str, Any]) -> bool:
@@ -284,7 +353,9 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell has put us
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        with prepare():
+        with prepare(few=arguments.hubs is not None):
+            if arguments.hubs is not None:
+                return 0 if write_several(arguments, run_several(arguments)) else 1
             results = everything(arguments)
     except CannotRun as problem:
         print(f"conformance: {problem}", file=sys.stderr)
@@ -296,7 +367,8 @@ def main() -> int:
         stop_all()
     (RESULTS / "results.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
     output = PAGE if is_whole(arguments, results) else RESULTS / "conformance.md"
-    output.write_text(page(results), encoding="utf-8")
+    kept = find_several(PAGE.read_text(encoding="utf-8"))
+    output.write_text(page(results, kept), encoding="utf-8")
     say(f"wrote {output.relative_to(ROOT)}; logs are in {LOGS.relative_to(ROOT)}")
     good = all(each["ok"] for part in PARTS for each in results.get(part, []))
     return 0 if good else 1

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from tests.peers.conformance_profiles import PROFILES, settings
 
-from conformance.paths import HOMES, HUB
-from conformance.processes import started, wait_for
+from conformance.hubs import run_hubs
+from conformance.paths import HOMES
 
 CARD = "/.well-known/agent-card.json"
 
@@ -29,22 +29,21 @@ class RunningA2aHub:
 def a2a_hub(
     name: str, profile: str, *, extra: str = "", grpc: bool = True
 ) -> Iterator[RunningA2aHub]:
-    """A hub of its own; its tasks and push targets are its own."""
+    """A hub of its own, or several; its tasks and push targets are its own."""
     home = HOMES / f"a2a-{name}"
     home.mkdir()
     text = settings(profile, grpc_port=0 if grpc else None, extra=extra)
     (home / "config.toml").write_text(text, encoding="utf-8")
     (home / "config.toml").chmod(0o600)
-    with started(f"hub-a2a-{name}", [HUB, "up", "--json", "--home", home]) as process:
-        base = str(json.loads(process.first_line())["url"])
-        key = PROFILES[profile].key
-        request = urllib.request.Request(f"{base}{CARD}")
-        if key:
-            request.add_header("Authorization", f"Bearer {key}")
+    key = PROFILES[profile].key or ""
+    with run_hubs(f"a2a-{name}", home, key, grpc=grpc) as hubs:
 
-        def card() -> str:
+        def card(base: str) -> str:
+            request = urllib.request.Request(f"{base}{CARD}")
+            if key:
+                request.add_header("Authorization", f"Bearer {key}")
             with urllib.request.urlopen(request, timeout=5) as answer:
                 return str(json.load(answer)["name"])
 
-        wait_for(process, card)
-        yield RunningA2aHub(base, home)
+        hubs.wait_each(card)
+        yield RunningA2aHub(hubs.base, home)

@@ -19,8 +19,9 @@ from http.cookiejar import CookieJar
 from pathlib import Path
 from typing import Any
 
-from conformance.paths import HOMES, HUB, LOGS
-from conformance.processes import started, stop_all
+from conformance.hubs import run_hubs
+from conformance.paths import HOMES, LOGS
+from conformance.processes import stop_all
 
 SERVER = "fixture"
 SECONDS = 15.0
@@ -167,8 +168,8 @@ def main() -> int:
         + settings_of(scenario, context, home),
     )
     try:
-        with started(f"hub-{label}", [HUB, "up", "--json", "--home", home]) as process:
-            drive(Hub(str(json.loads(process.first_line())["url"])))
+        with run_hubs(label, home) as hubs:
+            drive(Hub(hubs.base))
     finally:
         stop_all()
     return 0

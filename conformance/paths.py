@@ -41,14 +41,16 @@ PLAYWRIGHT = PACKAGES / "@playwright/mcp/cli.js"
 NOTHING_EXPECTED = HERE / "no-expected-failures.yml"
 
 
-def prepare() -> TextIO:
-    """Empties what a former run left. No other run can begin while the file it gives is open."""
+def prepare(*, few: bool = False) -> TextIO:
+    """Empties what a former run left. No other run can begin while the file it gives is open. With
+    `few` only the programs of the official suites and kits are needed."""
     programs = (HUB, PYTHON, NODE, KIT_PYTHON, SDK03_PYTHON, SDK02_PYTHON, PYTHON_A2A)
     frameworks = [
         ROOT / f".venv-{name}" for name in ("adk", "beeai", "crewai", "langgraph", "strands")
     ]
     packages = (RELEASE, PRERELEASE, INSPECTOR, EVERYTHING, FILESYSTEM, MEMORY, PLAYWRIGHT)
-    for needed in (*programs, *frameworks, EXAMPLES, REFERENCES, *packages):
+    every = (*programs, *frameworks, EXAMPLES, REFERENCES, *packages)
+    for needed in (HUB, PYTHON, NODE, KIT_PYTHON, RELEASE, PRERELEASE) if few else every:
         if not needed.exists():
             raise CannotRun(f"{needed.relative_to(ROOT)} is not there; run `make conformance`.")
     BUILD.mkdir(exist_ok=True)
@@ -61,6 +63,20 @@ def prepare() -> TextIO:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
     return lock
+
+
+def set_aside(name: str) -> None:
+    """Moves what was written so far into a folder of the build folder, so that the same runs can be
+    made again."""
+    shutil.rmtree(BUILD / name, ignore_errors=True)
+    for folder in (LOGS, HOMES, RESULTS):
+        shutil.copytree(folder, BUILD / name / folder.name, symlinks=True, ignore=_ignore_sockets)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+
+
+def _ignore_sockets(folder: str, names: list[str]) -> list[str]:
+    return [name for name in names if (Path(folder) / name).is_socket()]
 
 
 def version_of(package: str) -> str:

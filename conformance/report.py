@@ -189,7 +189,77 @@ def known_kits(records: list[dict[str, Any]]) -> str:
     return table(["run", "check", "what came", "why"], rows) + "\n" if rows else "None.\n"
 
 
-def page(results: dict[str, Any]) -> str:
+SEVERAL_TITLE = "## Several hubs"
+SEVERAL = (
+    "The official suites and both branches of the A2A kit again, with several hubs on one "
+    "PostgreSQL database and a Valkey server ([cluster](cluster.md)), written by `python -m "
+    "conformance --hubs 2,3`. A TCP balancer before them knows no affinity: each HTTP request goes "
+    "to the next hub, and so does each gRPC connection. What differs from the fixture is counted "
+    "as with one hub, and the same reasons hold: each row has the numbers of its row above."
+)
+
+
+def several(results: dict[str, Any]) -> str:
+    """The section about several hubs, with a column for each number of them."""
+    rows: dict[str, dict[str, str]] = {}
+    for size, found in results.items():
+        for record in found.get("server", []):
+            if TARGETS[record["ground"]].through_hub:
+                title = f"as a server: {SUITES[record['suite']].title}, `{record['ground']}`"
+                rows.setdefault(title, {})[size] = cell(record)
+        for name, chosen in CLIENT_SETS.items():
+            records = [one for one in found.get("client", []) if one["suite"] == name]
+            if records:
+                good = sum(one["ok"] for one in records)
+                text = f"{good} of {len(records)} scenarios, {sum(o['passed'] for o in records)}"
+                rows.setdefault(f"as a client: {chosen.title}", {})[size] = f"{text} checks"
+        for record in found.get("a2a-kits", []):
+            failed = f"**{len(record['problems'])} failed**" if record["problems"] else "0 failed"
+            text = f"{record['passed']} passed, {failed}, {len(record['explained'])} known, "
+            title = f"A2A kit: {KIT_RUNS[record['run']].title}"
+            rows.setdefault(title, {})[size] = f"{text}{record['skipped']} skipped"
+    head = ["checks passed", *(f"{size} hubs" for size in results)]
+    cells = [[title, *(found.get(size, "") for size in results)] for title, found in rows.items()]
+    wrong = [
+        [f"{size} hubs", f"{record['suite']}, `{record['ground']}`", each["key"], each["message"]]
+        for size, found in results.items()
+        for part in ("server", "client")
+        for record in found.get(part, [])
+        for each in record["differences"]
+        if each["reason"] is None
+    ]
+    wrong += [
+        [f"{size} hubs", KIT_RUNS[record["run"]].title, f"`{check}`", message[:200]]
+        for size, found in results.items()
+        for record in found.get("a2a-kits", [])
+        for check, message in record["problems"]
+    ]
+    text = f"{SEVERAL_TITLE}\n\n{SEVERAL}\n\n{table(head, cells)}\n"
+    if wrong:
+        text += f"\n{table(['hubs', 'run', 'check', '**to be mended**'], wrong)}\n"
+    return text
+
+
+def find_several(text: str) -> str:
+    """The section about several hubs in a page; empty if there is none."""
+    start = text.find(f"{SEVERAL_TITLE}\n")
+    if start < 0:
+        return ""
+    end = text.find("\n## ", start + 1)
+    return text[start:] if end < 0 else text[start : end + 1]
+
+
+def replace_several(text: str, section: str) -> str:
+    """The page with that section in place of its own, at its end if it has none."""
+    found = find_several(text)
+    if not found:
+        return f"{text.rstrip()}\n\n{section}"
+    after = text.partition(found)[2]
+    return text.replace(found, f"{section}\n" if after else section)
+
+
+def page(results: dict[str, Any], several_hubs: str = "") -> str:
+    """`several_hubs` is the section that another run has written."""
     parts = [HEAD, versions(results["versions"])]
     if results.get("server"):
         parts += ["## As a server", server(results["server"], official=False)]
@@ -238,4 +308,6 @@ def page(results: dict[str, Any]) -> str:
         parts += ["## A2A: counterparts", "Their clients at a hub, and the hub's client at their "
                   "servers, each in an environment of its own.\n",
                   plain(results["a2a-peers"])]  # fmt: skip
+    if several_hubs:
+        parts.append(several_hubs)
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"

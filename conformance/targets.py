@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from conformance.hubs import count_hubs, run_hubs
 from conformance.official import OFFICIAL, run_official
-from conformance.paths import HOMES, HUB, PYTHON, ROOT
-from conformance.processes import Command, started, wait_for
+from conformance.paths import HOMES, PYTHON, ROOT
+from conformance.processes import Command, started
 
 FIXTURE: Command = [PYTHON, "-m", "conformance.fixture"]
 TASKS: Command = [PYTHON, "-m", "conformance.fixture.tasks"]
@@ -64,22 +65,24 @@ def child(command: Command, folder: Path = ROOT) -> str:
 def hub(
     name: str, transport: str, *, prefix: str | None = "", settings: str = "", key: str = ""
 ) -> Iterator[tuple[str, Path]]:
-    """A hub with one server, connected: where it listens, and its home. It has the settings of a
-    first run, but for the port and for the names of the server, which the suite knows.
+    """A hub with one server, connected, or several: where they listen, and the home of the first.
+    It has the settings of a first run, but for the port and for the names of the server, which the
+    suite knows.
     `settings` are added, and `key` is their api_key."""
     home = HOMES / name
     home.mkdir()
     shown = "" if prefix is None else f"prefix = {json.dumps(prefix)}\n"
+    if count_hubs() > 1 and 'type = "stdio"' in transport:
+        shown += 'placement = "one"\n'  # the fixture has state that all clients share
     (home / "config.toml").write_text(
         f'{settings}[server]\nport = 0\n\n[mcp]\nstdio_expose = ["*"]\n\n'
         f'[[mcp_servers]]\nname = "{SERVER}"\n{shown}\n'
         f"[mcp_servers.transport]\n{transport}",
         encoding="utf-8",
     )
-    with started(f"hub-{name}", [HUB, "up", "--json", "--home", home]) as process:
-        base = str(json.loads(process.first_line())["url"])
+    with run_hubs(name, home, key) as hubs:
 
-        def connected() -> str:
+        def connected(base: str) -> str:
             headers = {"authorization": f"Bearer {key}"} if key else {}
             asked = urllib.request.Request(f"{base}/api/mcp/servers", headers=headers)
             with urllib.request.urlopen(asked, timeout=5) as answer:
@@ -89,8 +92,8 @@ def hub(
                     return base
             raise ValueError(json.dumps(servers["connected"])[:500])
 
-        wait_for(process, connected)
-        yield f"{base}/mcp", home
+        hubs.wait_each(connected)
+        yield f"{hubs.base}/mcp", home
 
 
 @contextlib.contextmanager

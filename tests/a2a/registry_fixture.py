@@ -201,7 +201,7 @@ async def run_registry(
     made = RegistryRig(hub, parsed, state, agents, store, pins, audit)
     try:
         if start:
-            await agents.start(parsed, state, None, lambda principal: "")
+            await agents.start(parsed, state, None, lambda principal: "", None)
         yield made
         made.fact_changes = len(changes)
     finally:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from dragoman import __version__
 from dragoman import home as home_files
+from dragoman.a2a.server.request_context import GRPC_PART
 from dragoman.app import process
 from dragoman.app.build_agents import Authenticate, build_a2a_mounts
 from dragoman.app.build_console import connect_console
@@ -25,6 +26,7 @@ from dragoman.core.background import Background
 from dragoman.core.errors import AuthorizationError, ConfigError
 from dragoman.core.principal import Principal
 from dragoman.core.rate_limiter import check_address, limit_address
+from dragoman.mcp.server.messages_elsewhere import PART as MESSAGES_PART
 from dragoman.mcp.server.socket_transport import SocketConnection
 from dragoman.net.client import OutboundHttp
 from dragoman.processes.descendants import DESCENDANTS
@@ -99,7 +101,7 @@ class App:
             parts.redis.start()
         if parts.telemetry is not None:
             parts.telemetry.start(self.status.collect_metrics)
-        authenticate = None
+        authenticate, owners = None, None
         owner_app: Application = OwnerApp(self._peers, mounts, self.api, under)
         internal = owner_app
         if parts.state.mode == "daemon":
@@ -107,10 +109,16 @@ class App:
         if parts.cluster is not None:
             placed = parts.cluster.build_placed(parts.guards, parts.upstreams)
             self._loops.spawn(poll(placed.follow, PLACEMENT_SECONDS))
-            await parts.cluster.start(internal, bodies, placed, self._inherit, self._begin_anew)
+            owners = parts.cluster.owners
+            messages = parts.mcp.server.join(owners)
+            served = {MESSAGES_PART: messages.serve, GRPC_PART: parts.agents.serve_grpc}
+            await parts.cluster.start(
+                internal, bodies, placed, served, self._inherit, self._begin_anew
+            )
             owner_app = parts.cluster.wrap(owner_app, self._peers.identify_unix)
         self._listeners.append(HttpListener(owner_app, unix_socket(http_path), bodies))
-        await parts.agents.start(config, parts.state, authenticate, self.access.explain_ended)
+        why_ended = self.access.explain_ended
+        await parts.agents.start(config, parts.state, authenticate, why_ended, owners)
         for listener in self._listeners:
             await listener.start()
         await parts.upstreams.apply(config.mcp_servers)

@@ -42,6 +42,7 @@ from dragoman.config import RESERVED, Config
 from dragoman.core.access import WhyEnded
 from dragoman.core.agent_tool import SCHEMA
 from dragoman.core.catalog import Catalog
+from dragoman.core.cluster import FrameSink, OwnerRequests
 from dragoman.core.errors import ConfigError
 from dragoman.core.hub import Hub
 from dragoman.core.local_agents import AgentProfile, AgentProfiles
@@ -290,8 +291,10 @@ class Agents:
         state: RunState,
         authenticate: Authenticate | None,
         why_ended: WhyEnded,
+        owners: OwnerRequests | None,
     ) -> None:
-        """`authenticate` finds the principal of a gRPC call; None if the hub serves no TCP."""
+        """`authenticate` finds the principal of a gRPC call; None if the hub serves no TCP.
+        `owners` are the other hubs of a cluster."""
         if self.a2a is not None:
             self.a2a.start(why_ended)
         self.registry.start()
@@ -306,9 +309,15 @@ class Agents:
                 port,
                 base=state.base,
                 require_version=config.a2a.require_version,
+                owners=owners,
             )
             state.set_grpc_port(await server.start())
             self.grpc.append(server)
+
+    async def serve_grpc(self, principal: Principal, body: bytes, sink: FrameSink) -> None:
+        """Serves a gRPC call that another hub has sent here."""
+        for grpc in self.grpc:
+            await grpc.serve_forwarded(principal, body, sink)
 
     def end_principals(self, why_ended: WhyEnded) -> None:
         for grpc in self.grpc:

@@ -17,6 +17,7 @@ from dragoman import __version__
 from dragoman.app.build_guards import Guards
 from dragoman.app.config_watch import LiveConfig
 from dragoman.app.placed_servers import PREFIX, PlacedServers, is_placed, parse_hub
+from dragoman.core.cluster import ServeFrames
 from dragoman.core.errors import ConfigError
 from dragoman.core.principal import Principal
 from dragoman.core.shared_settings import resolve_cluster_key, resolve_store_url
@@ -30,11 +31,14 @@ from dragoman.web.forwarding import (
     ForwardingApp,
     InternalApp,
     PlacedHttpClient,
+    Serve,
 )
 from dragoman.web.http.body_budget import BodyBudget
 from dragoman.web.http.http1 import Application
 from dragoman.web.http.listener import HttpListener
 from dragoman.web.http.sockets import tcp_socket, unix_socket
+from dragoman.web.owner_requests import PREFIX as PARTS_PREFIX
+from dragoman.web.owner_requests import FrameServer, OwnerClient
 from dragoman.wire.http import HttpClient
 
 Identify = Callable[[Any], Principal | None]
@@ -93,6 +97,11 @@ class ClusterParts:
             return None
         return PlacedHttpClient(self.hubs, self._secret, self._clients.open, parse_hub(url))
 
+    @property
+    def owners(self) -> OwnerClient:
+        """Sends requests of parts of this hub to the same parts of others."""
+        return OwnerClient(self.hubs, self._secret, self._clients.open)
+
     def wrap(self, app: Application, identify: Identify) -> ForwardingApp:
         wrapped = ForwardingApp(app, self.hubs, self._secret, self._clients.open, identify)
         self._forwarding.append(wrapped)
@@ -103,15 +112,18 @@ class ClusterParts:
         app: Application,
         bodies: BodyBudget,
         placed: PlacedServers,
+        parts: Mapping[str, ServeFrames],
         inherit: React,
         begin_anew: React,
     ) -> None:
         """Opens the internal listener, whose requests `app` answers, and registers this hub.
+        `parts` serve the same parts of other hubs.
         `inherit` gets the id of each hub that this one becomes the heir of, `begin_anew` the new id
         of this hub if others have declared it dead."""
         self.hubs.on_inherit.append(inherit)
         self.hubs.on_lost.append(begin_anew)
-        self._internal = InternalApp(app, self.hubs, self._secret, {PREFIX: placed.serve})
+        mounts: dict[str, Serve] = {PREFIX: placed.serve, PARTS_PREFIX: FrameServer(parts).serve}
+        self._internal = InternalApp(app, self.hubs, self._secret, mounts)
         if self._listen.startswith("/"):
             sock, address = unix_socket(self._listen), self._listen
         else:

@@ -8,11 +8,13 @@ from then on what was its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from secrets import token_hex
 from typing import Any, Protocol
+
+from dragoman.core.principal import Principal
 
 MARK_CHARS = 8
 """Hexadecimal digits of a hub's id."""
@@ -114,6 +116,40 @@ class ClusterBus(Protocol):
 
 class ClusterMember(Ownership, Leases, ClusterBus, Protocol):
     """This hub among the others."""
+
+
+class FrameSink(Protocol):
+    """The response to a request of another hub: a sequence of frames."""
+
+    def send(self, frame: bytes) -> bool:
+        """Sends a frame at once; False if the other hub does not read."""
+
+    async def write(self, frame: bytes) -> None:
+        """Sends a frame; waits while the other hub does not read."""
+
+
+ServeFrames = Callable[[Principal, bytes, FrameSink], Coroutine[Any, Any, None]]
+"""Serves a request that a part of another hub has sent for a principal. Cancelled when the other
+hub needs no response any more."""
+
+
+class OwnerRequests(Protocol):
+    """Requests of a part of this hub to the same part of other hubs: for connections whose requests
+    cannot be forwarded as they are."""
+
+    async def open(
+        self, mark: str, part: str, principal: Principal, body: bytes, *, is_charged: bool
+    ) -> AsyncIterator[bytes] | None:
+        """Sends a request to the owner of what `mark` names; returns the frames of the response, to
+        be closed by the caller, or None if this hub is the owner by now. Raises `HubError`, and so
+        do the frames."""
+
+    async def ask_others(self, part: str, principal: Principal, body: bytes) -> list[list[bytes]]:
+        """Sends a request to all other hubs, and returns the frames of each that has responded
+        within a few seconds."""
+
+    async def is_owner(self, mark: str) -> bool:
+        """Whether this hub owns what `mark` names. Raises `StorageFailed`."""
 
 
 class SingleHub:

@@ -31,7 +31,7 @@ from dragoman.web.http.http1 import HEAD_BYTES, AdmitLater, Application
 from dragoman.web.http.request import Headers, ServerRequest
 from dragoman.web.http.sockets import is_loopback
 from dragoman.wire import rpc, sse
-from dragoman.wire.http import NO_HEADERS, HttpClient, HttpReply, HttpRequest
+from dragoman.wire.http import NO_HEADERS, HttpClient, HttpReply
 from dragoman.wire.json import Malformed, decode
 
 log = logging.getLogger(__name__)
@@ -380,11 +380,16 @@ class ForwardingApp:
 
     async def _is_owner(self, owner: HubAddress) -> bool:
         """Whether the hub still lives, as far as is known."""
-        try:
-            found = await self._cluster.find_owner(owner.id)
-        except StorageFailed:
-            return True
-        return found is not None and found.id == owner.id
+        return await is_alive(self._cluster, owner)
+
+
+async def is_alive(cluster: Cluster, hub: HubAddress) -> bool:
+    """Whether a hub still lives, as far as is known."""
+    try:
+        found = await cluster.find_owner(hub.id)
+    except StorageFailed:
+        return True
+    return found is not None and found.id == hub.id
 
 
 async def send_sealed(
@@ -472,7 +477,7 @@ def _pack(request: ServerRequest, admits: bool, is_local: bool) -> ForwardedRequ
         request.method,
         target,
         fields,
-        _render_principal(principal) if principal is not None else None,
+        render_principal(principal) if principal is not None else None,
         request.body,
         admits,
         is_local,
@@ -591,7 +596,7 @@ def _refuse(request: ServerRequest, error: HubError) -> None:
 # --- from another hub -----------------------------------------------------------------------------
 
 
-Serve = Callable[[HttpRequest, str], Work[None] | None]
+Serve = Callable[[ServerRequest, str], Work[None] | None]
 """Serves a request of the hub with that id."""
 
 
@@ -660,8 +665,8 @@ class InternalApp:
             return self._track(self._admit(request))
         for prefix, serve in self._mounts.items():
             if request.path.startswith(prefix):
-                work = serve(request, sender)
-                return self._track(work) if work is not None else None
+                served = _serve_mounted(serve, request, sender, sent.is_charged)
+                return self._track(served)
         return self._track(self._answer(request, sent.is_charged))
 
     async def _track(self, work: Work[None]) -> None:
@@ -709,12 +714,21 @@ def _leave_to_owner(request: ServerRequest) -> None:
     request.reply(503, [(b"content-type", b"text/plain")], b"another hub owns it\n")
 
 
+async def _serve_mounted(
+    serve: Serve, request: ServerRequest, sender: str, is_charged: bool
+) -> None:
+    with prepay() if is_charged else nullcontext():
+        work = serve(request, sender)
+        if work is not None:
+            await work
+
+
 async def _reject(request: ServerRequest, status: int) -> None:
     request.extra = []
     request.reply(status, [(b"content-type", b"text/plain")], b"not found\n")
 
 
-def _render_principal(principal: Principal) -> dict[str, Any]:
+def render_principal(principal: Principal) -> dict[str, Any]:
     return {name: getattr(principal, name) for name in _PRINCIPAL}
 
 

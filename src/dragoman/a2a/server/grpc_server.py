@@ -12,8 +12,10 @@ import ipaddress
 import logging
 import math
 import os
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, NoReturn, Protocol, TypeVar
+from base64 import b64decode, b64encode
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing, nullcontext
+from typing import Any, NoReturn, Protocol, TypeAlias, TypeVar
 
 from dragoman.a2a.protocol import errors
 from dragoman.a2a.protocol.dialects import BY_VERSION, choose
@@ -21,6 +23,7 @@ from dragoman.a2a.protocol.dialects.operations import CARD, STREAMING, SUBSCRIBE
 from dragoman.a2a.protocol.errors import A2aError
 from dragoman.a2a.server.operations import A2aServer
 from dragoman.a2a.server.request_context import (
+    GRPC_PART,
     RequestContext,
     check_idempotency_key,
     error_from_exception,
@@ -29,12 +32,13 @@ from dragoman.a2a.server.request_context import (
 )
 from dragoman.a2a.server.routing import render_used_extensions
 from dragoman.core.access import TokenRejected, WhyEnded
-from dragoman.core.cluster import OwnedElsewhere
-from dragoman.core.errors import ConfigError
+from dragoman.core.cluster import FrameSink, OwnedElsewhere, OwnerRequests, prepay
+from dragoman.core.errors import ConfigError, Unreachable
 from dragoman.core.principal import Principal
 from dragoman.core.structs import Struct
 from dragoman.core.trace import HEADERS as TRACE_HEADERS
 from dragoman.core.trace import parse_trace
+from dragoman.wire.json import decode, encode
 
 # The child processes of the hub do not use gRPC, whose fork support would delay every fork. What it
 # prints on stderr is raised or logged here as well.
@@ -54,6 +58,8 @@ except ImportError as error:
 
 log = logging.getLogger("dragoman.a2a")
 Answer = TypeVar("Answer")
+Trailer: TypeAlias = tuple[str, str | bytes]
+Trailers: TypeAlias = tuple[Trailer, ...]
 
 MAX_CALLS = 2000
 """At once, streams among them."""
@@ -61,10 +67,10 @@ MAX_OF_CALLER = 1000
 MAX_CONNECTIONS = 1000
 UNREAD_SECONDS = 60.0
 """How long an event waits for a client that does not read it."""
-OF_ANOTHER_HUB = (
-    "the task belongs to another hub of the cluster, which gRPC does not reach; use the binding "
-    "JSONRPC or HTTP+JSON"
-)
+_BEGIN, _MESSAGE, _ERROR, _END = b"b", b"m", b"e", b"o"
+"""The kinds of frames of a forwarded call, each its first byte."""
+LENGTH = 4
+"""Bytes of the length before the head of a forwarded call."""
 MAX_WORDS = 1024
 MAX_VIOLATIONS = 8
 """Errors travel in trailers, and clients accept 8 KiB of these."""
@@ -109,6 +115,9 @@ class GrpcCall(Struct, frozen=True):
     ctx: RequestContext
     request: dict[str, Any]
     context: Context
+    metadata: Mapping[str, str]
+    data: bytes
+    """The request as it came."""
 
 
 Work = Callable[[GrpcCall], Awaitable[Answer]]
@@ -131,9 +140,12 @@ class A2aGrpcServer:
         *,
         base: str,
         require_version: bool,
+        owners: OwnerRequests | None = None,
         max_calls: int = MAX_CALLS,
         max_of_caller: int = MAX_OF_CALLER,
     ) -> None:
+        """`owners` are the other hubs of a cluster."""
+        self._owners = owners
         self._operations = server
         self._authenticate = authenticate
         self._host = host
@@ -202,7 +214,8 @@ class A2aGrpcServer:
         caller: Principal | None = None
         try:
             metadata = _join_metadata(context.invocation_metadata())
-            caller = await self._admit(metadata, context.peer())
+            found = context.principal if isinstance(context, ForwardedContext) else None
+            caller = await self._admit(metadata, context.peer(), found)
             self._check_version(service, metadata.get("a2a-version"))
             request = await _decode(service, method, data)
             older = metadata.get("x-a2a-extensions", "")  # 0.3's
@@ -215,14 +228,16 @@ class A2aGrpcServer:
                 key=check_idempotency_key(metadata.get("idempotency-key", "")),
                 trace_context=parse_trace(_select_trace(metadata), merge_metadata(request)),
             )
-            return await work(GrpcCall(service, method, ctx, request, context))
+            call = GrpcCall(service, method, ctx, request, context, metadata, data)
+            try:
+                return await work(call)
+            except OwnedElsewhere as other:
+                return await self._forward(work, call, other)
         except asyncio.CancelledError:
             why = self._why_ended(caller)
             if not why:
                 raise
             await _abort(service, context, A2aError(errors.UNAUTHENTICATED, why))
-        except OwnedElsewhere:
-            await _abort(service, context, A2aError(errors.UNAVAILABLE, OF_ANOTHER_HUB))
         except Exception as error:
             # The call counts until the error is sent: a client that does not read may delay that.
             await _abort(service, context, error)
@@ -237,8 +252,11 @@ class A2aGrpcServer:
         except TokenRejected as problem:
             raise A2aError(errors.UNAUTHENTICATED, str(problem)) from None
 
-    async def _admit(self, metadata: Mapping[str, str], peer: str) -> Principal:
-        caller = await self._find_caller(metadata, peer)
+    async def _admit(
+        self, metadata: Mapping[str, str], peer: str, found: Principal | None
+    ) -> Principal:
+        """`found` is the principal that another hub has found."""
+        caller = found or await self._find_caller(metadata, peer)
         if caller is None:
             raise A2aError(
                 errors.UNAUTHENTICATED,
@@ -315,12 +333,133 @@ class A2aGrpcServer:
         finally:
             events.close()
 
+    # --- calls for what another hub owns ---------------------------------------------------------
+
+    async def _forward(self, work: Work[Answer], call: GrpcCall, other: OwnedElsewhere) -> Answer:
+        """Has the owner of the task run the call, unless another hub has sent it here already."""
+        owners, context = self._owners, call.context
+        if owners is None:
+            raise Unreachable("the task belongs to another hub", sent=False)
+        frames: AsyncIterator[bytes] | None = None
+        if isinstance(context, ForwardedContext):
+            # This hub may not have known that it is the heir.
+            if not await owners.is_owner(other.mark):
+                raise Unreachable("the hubs disagree on the owner of the task", sent=False)
+        else:
+            body, principal = _encode_call(call), call.ctx.principal
+            frames = await owners.open(
+                other.mark, GRPC_PART, principal, body, is_charged=other.is_charged
+            )
+        if frames is not None:
+            return await _relay(frames, call)  # type: ignore[return-value]
+        try:
+            with prepay() if other.is_charged else nullcontext():
+                return await work(call)
+        except OwnedElsewhere:
+            raise Unreachable("the owner of the task has just changed", sent=False) from None
+
+    async def serve_forwarded(self, principal: Principal, body: bytes, sink: FrameSink) -> None:
+        """Runs a call that another hub has sent here; a `core.cluster.ServeFrames`."""
+        size = LENGTH + int.from_bytes(body[:LENGTH], "big")
+        head, data = decode(body[LENGTH:size]), body[size:]
+        context = ForwardedContext(principal, head["metadata"], sink)
+        service = next(one for one in SERVICES if one.name == head["service"])
+        method = service.methods[head["op"]]
+        try:
+            if method.op in STREAMING:
+                await self._serve(self._stream, service, method, data, context)
+            else:
+                await context.write(await self._serve(self._answer, service, method, data, context))
+        except ForwardedError as error:
+            await sink.write(_ERROR + encode(error.render()))
+        else:
+            await sink.write(_END)
+
     async def _send_extensions(self, call: GrpcCall) -> None:
         """Names the extensions in use."""
         if call.ctx.extensions:
             facts = self._operations.router.get_facts(call.request.get("tenant"))
             if used := render_used_extensions(facts, call.ctx.extensions):
                 await call.context.send_initial_metadata((("a2a-extensions", used),))
+
+
+class ForwardedContext:
+    """The context of a call that another hub has sent here."""
+
+    def __init__(self, principal: Principal, metadata: Mapping[str, str], sink: FrameSink) -> None:
+        self.principal = principal
+        self._metadata = metadata
+        self._sink = sink
+
+    def invocation_metadata(self) -> Any:
+        return tuple(self._metadata.items())
+
+    def peer(self) -> str:
+        return ""
+
+    async def send_initial_metadata(self, metadata: Any) -> None:
+        await self._sink.write(_BEGIN + encode(list(metadata)))
+
+    async def write(self, message: bytes) -> None:
+        await self._sink.write(_MESSAGE + message)
+
+    async def abort(self, code: Any, details: str, trailing_metadata: Any) -> NoReturn:
+        raise ForwardedError(code.name, details, tuple(trailing_metadata))
+
+
+class ForwardedError(Exception):
+    """The error that a call has ended with at another hub."""
+
+    def __init__(self, code: str, words: str, trailers: Trailers) -> None:
+        super().__init__(words)
+        self.code = code
+        self.words = words
+        self.trailers = trailers
+
+    def render(self) -> dict[str, Any]:
+        """Trailers with a name in -bin are bytes."""
+        trailers = [
+            [name, b64encode(value).decode() if isinstance(value, bytes) else value]
+            for name, value in self.trailers
+        ]
+        return {"code": self.code, "words": self.words, "trailers": trailers}
+
+
+def _parse_forwarded_error(sent: Mapping[str, Any]) -> ForwardedError:
+    trailers = tuple(
+        (name, b64decode(value) if name.endswith("-bin") else value)
+        for name, value in sent["trailers"]
+    )
+    return ForwardedError(sent["code"], sent["words"], trailers)
+
+
+def _encode_call(call: GrpcCall) -> bytes:
+    # Not the credential: the principal goes with it.
+    metadata = {name: text for name, text in call.metadata.items() if name != "authorization"}
+    head = {"service": call.service.name, "op": call.method.op, "metadata": metadata}
+    encoded = encode(head)
+    return len(encoded).to_bytes(LENGTH, "big") + encoded + call.data
+
+
+async def _relay(frames: AsyncIterator[bytes], call: GrpcCall) -> bytes | None:
+    """Sends the client what the owner responds; returns the message of a call that has one."""
+    message: bytes | None = None
+    async with aclosing(frames):  # type: ignore[type-var]
+        async for frame in frames:
+            kind, data = frame[:1], frame[1:]
+            if kind == _BEGIN:
+                metadata = tuple((name, text) for name, text in decode(data))
+                await call.context.send_initial_metadata(metadata)
+            elif kind == _ERROR:
+                raise _parse_forwarded_error(decode(data))
+            elif kind == _END:
+                return message
+            elif call.method.op in STREAMING:
+                async with asyncio.timeout(UNREAD_SECONDS):
+                    await call.context.write(data)
+            else:
+                message = data
+    raise Unreachable("the hub that ran the call was lost")
 
 
 async def _decode(service: GrpcService, method: GrpcMethod, data: bytes) -> dict[str, Any]:
@@ -366,11 +505,13 @@ def _select_trace(metadata: Mapping[str, str]) -> dict[bytes, bytes]:
 
 async def _abort(service: GrpcService, context: Context, raised: Exception) -> NoReturn:
     """Ends the call with a status and its details."""
+    if isinstance(raised, ForwardedError):
+        await context.abort(grpc.StatusCode[raised.code], raised.words, raised.trailers)
     error = error_from_exception(raised, "a call over gRPC")
     code = grpc.StatusCode[error.codes.grpc]
     words = _truncate(service.render_error(error), MAX_WORDS)
     details = encode_status(code.value[0], words, _build_details(error))
-    trailers: list[tuple[str, str | bytes]] = [("grpc-status-details-bin", details)]
+    trailers: list[Trailer] = [("grpc-status-details-bin", details)]
     if error.retry_after:  # clients with a retry policy wait for that long
         trailers.append(("grpc-retry-pushback-ms", str(math.ceil(error.retry_after * 1000))))
     await context.abort(code, words, tuple(trailers))

@@ -14,6 +14,8 @@ from dragoman.core.trace import TraceContext
 
 log = logging.getLogger(__name__)
 
+GRPC_PART = "a2a-grpc"
+"""How hubs of a cluster name their gRPC servers to each other."""
 MAX_EXTENSIONS = 32
 MAX_KEY = 256
 

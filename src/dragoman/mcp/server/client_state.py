@@ -66,6 +66,9 @@ class ClientState:
         """Requests that were pushed to it, by the key of their id, until they are answered."""
         self.closed = False
 
+    is_of_another_hub = False
+    """Whether another hub has sent a message of it here."""
+
     @property
     def is_reachable(self) -> bool:
         """Whether a notification sent now reaches it at once."""

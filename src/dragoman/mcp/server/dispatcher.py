@@ -13,7 +13,12 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from dragoman.core.call import LEVELS
-from dragoman.core.cluster import OF_ANOTHER_HUB, OwnedElsewhere, take_prepayment
+from dragoman.core.cluster import (
+    OF_ANOTHER_HUB,
+    OwnedElsewhere,
+    OwnerRequests,
+    take_prepayment,
+)
 from dragoman.core.errors import RateLimited
 from dragoman.core.events import RootsChanged
 from dragoman.core.hub import Hub
@@ -44,6 +49,7 @@ from dragoman.mcp.server.call_handler import CallHandler
 from dragoman.mcp.server.client_state import ClientState, McpRequest, Push, find_client_name
 from dragoman.mcp.server.connected_clients import ConnectedClients
 from dragoman.mcp.server.introduction import Budget, Introduction
+from dragoman.mcp.server.messages_elsewhere import MessagesElsewhere
 from dragoman.mcp.server.subscriptions import Subscriptions
 from dragoman.mcp.server.tasks import METHODS as TASK_METHODS
 from dragoman.mcp.server.tasks import McpTasks, ToolTaskRegistry, build_task_registry
@@ -58,8 +64,6 @@ FREE = frozenset({"tasks/cancel", "resources/unsubscribe", "resources/subscribe"
 """Requests that are not charged: those that end something must not be refused, and a subscription
 is a call, which the pipeline charges."""
 INSTRUCTIONS: Budget = 4_000, 16_000
-FORWARDED_DOORS = frozenset({"mcp-http"})
-"""The entry points whose requests can be forwarded to another hub."""
 NO_FIELDS: Mapping[bytes, bytes] = MappingProxyType({})
 """For transports without headers."""
 NO_NAMES: frozenset[str] = frozenset()
@@ -122,6 +126,15 @@ class McpServer:
             **dict.fromkeys(list_pages.METHODS, self._list),
             **dict.fromkeys(TASK_METHODS, self._answer_task_method),
         }
+        self.elsewhere: MessagesElsewhere | None = None
+        """Where other hubs answer; None for a single hub."""
+
+    def join(self, owners: OwnerRequests) -> MessagesElsewhere:
+        """Has messages for what other hubs own answered there. Returns what serves those hubs."""
+        hub = self.hub
+        self.elsewhere = MessagesElsewhere(owners, hub.cluster, hub.views, self.answer)
+        self.tasks.elsewhere = self.elsewhere
+        return self.elsewhere
 
     def _permits(self, client: ClientState, action: str, name: str) -> bool:
         return self.hub.can_act_on_task(client.principal, action, name, client.view)
@@ -223,13 +236,25 @@ class McpServer:
         running[key] = cancel = task.cancel
         try:
             return await self.answer(message, client, push, fields)
-        except OwnedElsewhere:
-            if client.door in FORWARDED_DOORS:
-                raise
-            return rpc.encode_error(id, rpc.INVALID_PARAMS, OF_ANOTHER_HUB)
+        except OwnedElsewhere as other:
+            return await self.answer_elsewhere(other, message, client, push, fields)
         finally:
             if running.get(key) is cancel:
                 del running[key]
+
+    async def answer_elsewhere(
+        self,
+        other: OwnedElsewhere,
+        message: Any,
+        client: ClientState,
+        push: Push | None,
+        fields: Mapping[bytes, bytes] = NO_FIELDS,
+    ) -> bytes | None:
+        """Has another hub answer a message that names something of its own, for a client whose
+        session or connection is here."""
+        if self.elsewhere is None:
+            return rpc.encode_error(rpc.find_id(message), rpc.INVALID_PARAMS, OF_ANOTHER_HUB)
+        return await self.elsewhere.answer(other, message, client, push, fields)
 
     def _receive(self, message: Mapping[str, Any], client: ClientState) -> None:
         """Handles a notification, or the client's response to a pushed request."""
@@ -391,10 +416,7 @@ async def _answer_batch(
         problem = _find_batch_flaw(message)
         if problem is not None:
             return rpc.encode_error(rpc.find_id(message), rpc.INVALID_REQUEST, problem)
-        try:
-            return await answer(message)
-        except OwnedElsewhere:  # the other messages of the batch have effects here
-            return rpc.encode_error(rpc.find_id(message), rpc.INVALID_PARAMS, OF_ANOTHER_HUB)
+        return await answer(message)
 
     # Exceptions are the cancellation of single requests.
     answers = await asyncio.gather(*map(answer_item, messages), return_exceptions=True)

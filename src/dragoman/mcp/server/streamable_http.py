@@ -9,6 +9,7 @@ from typing import Any
 
 from dragoman.core.access import WhyEnded
 from dragoman.core.background import Work
+from dragoman.core.cluster import OwnedElsewhere
 from dragoman.core.errors import Overloaded
 from dragoman.core.principal import Principal
 from dragoman.core.tool_filter import EVERYTHING, View
@@ -169,9 +170,14 @@ class StreamableHttpTransport:
             await responder.finish(encode_error(id, problem, session.revision))
             return
         running[key] = cancel = responder.cancel
-        work = self.server.answer(message, session, push, responder.request.fields)
-        del message  # the request may last
+        server, fields = self.server, responder.request.fields
+        work = server.answer(message, session, push, fields)
+        if server.elsewhere is None:
+            message = None  # the request may last
         try:
+            await responder.run(work, id)
+        except OwnedElsewhere as other:  # the session stays here
+            work = server.answer_elsewhere(other, message, session, push, fields)
             await responder.run(work, id)
         finally:
             if running.get(key) is cancel:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from dragoman.core.background import resolve
 from dragoman.core.call import Progress, Result, Update, Updates, discard_update
@@ -107,6 +107,11 @@ Permits = Callable[[ClientState, str, str], bool]
 """Whether policies permit the client the action on its own task of the tool of that name."""
 
 
+class TasksElsewhere(Protocol):
+    async def list_tasks(self, client: ClientState) -> list[dict[str, Any]]:
+        """Lists the tasks of the client's principal at other hubs, as 2025-11-25 shows them."""
+
+
 class McpTasks:
     def __init__(
         self,
@@ -118,6 +123,8 @@ class McpTasks:
     ) -> None:
         self._tasks = tasks
         self.ownership = ownership
+        self.elsewhere: TasksElsewhere | None = None
+        """The tasks of other hubs; None for a single hub."""
         self._permits = permits
         self._after = after
         """Seconds until a call becomes a task."""
@@ -240,24 +247,27 @@ class McpTasks:
             raise task_not_found(task.id)
         return task
 
-    def _list(self, id: rpc.Id, params: Mapping[str, Any], client: ClientState) -> bytes:
+    async def _list(self, id: rpc.Id, params: Mapping[str, Any], client: ClientState) -> bytes:
         tasks = [
-            task
+            _render_legacy(task)
             for task in self._tasks.list_owned(client.principal)
             if self._permits(client, TASK_READ, task.record.tool)
         ]
-        tasks.sort(key=lambda task: (task.created, task.id))
+        if client.is_of_another_hub:  # which joins the lists, and has pages
+            return rpc.encode_result(id, {"tasks": tasks})
+        if self.elsewhere is not None:
+            tasks += await self.elsewhere.list_tasks(client)
+        tasks.sort(key=lambda task: (task["createdAt"], task["taskId"]))
         start, cursor = 0, params.get("cursor")
         if cursor is not None:
-            places = [place for place, task in enumerate(tasks) if task.id == cursor]
+            places = [place for place, task in enumerate(tasks) if task["taskId"] == cursor]
             if not places:
                 problem = "invalid cursor: use the nextCursor of the previous page, if not expired"
                 return rpc.encode_error(id, rpc.INVALID_PARAMS, problem)
             start = places[0]
-        shown = [_render_legacy(task) for task in tasks[start : start + PAGE]]
-        page: dict[str, Any] = {"tasks": shown}
+        page: dict[str, Any] = {"tasks": tasks[start : start + PAGE]}
         if len(tasks) > start + PAGE:
-            page["nextCursor"] = tasks[start + PAGE].id
+            page["nextCursor"] = tasks[start + PAGE]["taskId"]
         return rpc.encode_result(id, page)
 
     async def _result(self, request: McpRequest, task: ToolTask) -> bytes:
