@@ -33,7 +33,8 @@ from dragoman.web.http.sockets import tcp_socket
 log = logging.getLogger(__name__)
 
 PRIVATE = (
-    home_files.WORKERS, home_files.WORKERS_SECRET, "run", "lock", "daemon.json", "hub.key", "stores.json", "children.json",
+    home_files.WORKERS, home_files.WORKERS_SECRET, "run", "lock", "daemon.json", "hub.key",
+    "stores.json", "children.json",
     "servers", "cache", "hub.log*", "*.db", "*.db-*", "audit*", "journal*", "instructions.json",
     ".*",
 )  # fmt: skip

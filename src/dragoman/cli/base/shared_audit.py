@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
-
 from dragoman import home as homes
 from dragoman.config import load, load_variables
 from dragoman.core.secret_references import SecretResolver
@@ -25,9 +23,7 @@ def list_audit_homes(home: Path) -> list[Path]:
     """Lists the folders that have an audit log: the home, and those of its workers."""
     workers = sorted((home / homes.WORKERS).glob("*"), key=lambda one: (len(one.name), one.name))
     return [
-        place
-        for place in (home, *workers)
-        if any((place / name).exists() for name in AUDIT_FILES)
+        place for place in (home, *workers) if any((place / name).exists() for name in AUDIT_FILES)
     ]
 
 
@@ -48,9 +44,9 @@ def build_keys(home: Path) -> ChainKeys:
     from dragoman.stores.audit.shared_keys import ChainKeys
 
     settings = load(home / "config.toml").cluster
-    if settings.secret is None and (file := home / homes.WORKERS_SECRET).exists():
-        settings = replace(settings, secret=f"file:{file}")
-    return ChainKeys(resolve_cluster_key(settings, _build_resolver(home)))
+    file = home / homes.WORKERS_SECRET
+    default = f"file:{file}" if file.exists() else None
+    return ChainKeys(resolve_cluster_key(settings, _build_resolver(home), default))
 
 
 def _build_resolver(home: Path) -> SecretResolver:

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
+from typing import Any
 
 from dragoman.core.access import WhyEnded
 from dragoman.core.background import Work
 from dragoman.web.http.body_budget import BodyBudget
 from dragoman.web.http.connection_limits import BODY_BYTES, MAX_CONNECTIONS, ConnectionLimits
-from dragoman.web.http.http1 import BUDGET_BYTES, AdmitLater, Application, HttpConnection
+from dragoman.web.http.http1 import (
+    BUDGET_BYTES,
+    HEAD_SECONDS,
+    LAST_SECONDS,
+    AdmitLater,
+    Application,
+    HttpConnection,
+)
 from dragoman.web.http.request import ServerRequest
 
 
@@ -35,6 +44,7 @@ class HttpListener:
         budget: BodyBudget | None = None,
         connections: int = MAX_CONNECTIONS,
         body_bytes: int = BODY_BYTES,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         """`budget` is shared with other listeners; a body may have `body_bytes`."""
         self._app = app
@@ -42,6 +52,10 @@ class HttpListener:
         self._budget = budget or BodyBudget(BUDGET_BYTES)
         self._connections = ConnectionLimits(connections, body_bytes)
         self._server: asyncio.Server | None = None
+        self._tls: dict[str, Any] = {}
+        if tls is not None:
+            times = {"ssl_handshake_timeout": HEAD_SECONDS, "ssl_shutdown_timeout": LAST_SECONDS}
+            self._tls = {"ssl": tls, **times}
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
@@ -49,7 +63,9 @@ class HttpListener:
         def connection() -> asyncio.Protocol:
             return HttpConnection(self._app, self._connections, loop, self._budget)
 
-        self._server = await loop.create_server(connection, sock=self._sock, backlog=2048)
+        self._server = await loop.create_server(
+            connection, sock=self._sock, backlog=2048, **self._tls
+        )
 
     @property
     def connections(self) -> int:
