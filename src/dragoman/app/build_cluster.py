@@ -16,6 +16,8 @@ from typing import Any
 
 from dragoman import __version__
 from dragoman.app.build_guards import Guards
+from dragoman.app.cluster_report import PATH as REPORT
+from dragoman.app.cluster_report import ClusterReports
 from dragoman.app.config_watch import LiveConfig
 from dragoman.app.placed_servers import PREFIX, PlacedServers, is_placed, parse_hub
 from dragoman.core.errors import ConfigError
@@ -90,6 +92,7 @@ class ClusterParts:
     """The key of all hubs for seals that any of them opens."""
     _tls: ClusterTls
     _clients: HubClients
+    reports: ClusterReports
     _listen: str
     _advertise: str | None
     _listener: HttpListener | None = None
@@ -117,7 +120,9 @@ class ClusterParts:
         of this hub if others have declared it dead."""
         self.hubs.on_inherit.append(inherit)
         self.hubs.on_lost.append(begin_anew)
-        self._internal = InternalApp(app, self.hubs, {PREFIX: placed.serve})
+        self._internal = InternalApp(
+            app, self.hubs, {PREFIX: placed.serve, REPORT: self.reports.serve}
+        )
         if self._listen.startswith("/"):
             sock, address = unix_socket(self._listen), self._listen
         else:
@@ -145,6 +150,7 @@ class ClusterParts:
         """The hubs and the leases, for people. Raises `StorageFailed`."""
         await self.hubs.refresh()
         leases = await self.hubs.list_leases()
+        reports = await self.reports.describe_all()
         return {
             "hubs": [
                 {
@@ -157,6 +163,7 @@ class ClusterParts:
                     "started_at": one.started_at,
                     "seen_secs_ago": round(max(one.age, 0.0), 3),
                     "is_this": one.id == self.hubs.mark,
+                    **reports.get(one.id, {}),
                 }
                 for one in sorted(self.hubs.hubs.values(), key=lambda one: one.started_at)
             ],
@@ -204,4 +211,5 @@ def build_cluster(home: Path, live: LiveConfig) -> ClusterParts:
     hubs = PostgresCluster(url, node, __version__, settings.lease_secs)
     tls = build_tls(key)
     clients = HubClients(tls.client)
-    return ClusterParts(hubs, key, tls, clients, settings.listen, settings.advertise)
+    reports = ClusterReports(hubs, clients.open, key, lambda: live.config)
+    return ClusterParts(hubs, key, tls, clients, reports, settings.listen, settings.advertise)

@@ -169,6 +169,21 @@ def check_running_hub(found: DoctorContext) -> Iterator[Finding]:
         yield Finding("hub", "info", "no hub is running on this home", "dragoman up starts one")
 
 
+def check_cluster(found: DoctorContext) -> Iterator[Finding]:
+    """Checks the hubs that work as one with the running hub, and the copy of the audit log."""
+    for problem in found.store_problems:
+        yield Finding("stores", "problem", problem, "see the hub's log: dragoman logs")
+    living = [one for one in found.hubs if one["state"] not in ("stopped", "dead")]
+    problems = [(one["id"], said) for one in living for said in one.get("problems", ())]
+    for id, said in problems:
+        if said not in found.store_problems:
+            fix = "dragoman cluster status; see: dragoman docs cluster"
+            yield Finding("cluster", "warning", f"hub {id}: {said}", fix)
+    if living and not problems:
+        hubs = "1 hub" if len(living) == 1 else f"{len(living)} hubs, which reach each other"
+        yield Finding("cluster", "ok", hubs)
+
+
 def check_port(found: DoctorContext) -> Iterator[Finding]:
     if found.config is None:
         return
