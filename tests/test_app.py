@@ -141,9 +141,11 @@ def test_a_single_hub_loads_nothing_of_a_cluster() -> None:
     assert "dragoman.app.build" in names
     cluster = {
         "dragoman.app.build_cluster",
+        "dragoman.app.cluster_report",
         "dragoman.app.placed_servers",
         "dragoman.app.workers",
         "dragoman.stores.cluster",
+        "dragoman.web.cluster_tls",
         "dragoman.web.forwarding",
         "psycopg",
         "redis",

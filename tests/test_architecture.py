@@ -148,6 +148,7 @@ HOMES: dict[str, set[str]] = {
         "dragoman.oauth",
         "dragoman.stores.audit.shared_keys",
         "dragoman.stores.credentials",
+        "dragoman.web.cluster_tls",
     },
     "google.protobuf": {"dragoman.a2a.protocol.grpc"},
     "grpc": {"dragoman.a2a.client.grpc_channels", "dragoman.a2a.server.grpc_server"},

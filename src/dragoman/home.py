@@ -20,6 +20,10 @@ from types import SimpleNamespace
 SOCKET_LIMIT = 100  # bytes; `sun_path` has 108 on Linux and 104 on macOS
 CONNECT_SECONDS = 1.0
 GREETING_SECONDS = 2.0  # in all
+WORKERS = "workers"
+"""The folder with the private directories of the processes of `[server] workers`."""
+WORKERS_SECRET = "cluster.key"
+"""The file with the secret that they create if `[cluster] secret` is not set."""
 _RECORD_LIMIT = 64 * 1024
 _INSTRUCTIONS = "instructions.json"
 _INSTRUCTIONS_LIMIT = 8 * 1024 * 1024

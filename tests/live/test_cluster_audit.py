@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,9 +12,12 @@ from typing import Any
 import pytest
 from tests.live.cluster_rig import Cluster, run_cluster
 from tests.live.conftest import DRAGOMAN, RunningHub
+from tests.live.module_hub import until
 from tests.peers.forked import run_forked
 from tests.peers.postgres_server import PostgresPeer, run_peer
 from tests.peers.process import server_entry
+
+from dragoman.stores.postgres_connections import connect
 
 CALLS = 4
 
@@ -48,6 +52,26 @@ def run_two(peer: PostgresPeer) -> Iterator[Cluster]:
         yield cluster
 
 
+def check_lag(cluster: Cluster, database: str) -> None:
+    """Each hub says how far the copies of all hubs are behind."""
+    first, second = cluster.hubs
+    assert [one["problems"] for one in first.api("/api/cluster")["hubs"]] == [[], []]
+    assert "2 hubs, which reach each other" in run(cluster, first, "doctor")
+    with connect(database) as db, db.transaction():
+        db.execute("LOCK TABLE audit_chains IN EXCLUSIVE MODE")
+        assert second.call("mcp_new_echo", {"text": "late"})
+
+        def find_lags() -> dict[bool, int]:
+            return {
+                one["is_this"]: one["audit_behind"] for one in first.api("/api/cluster")["hubs"]
+            }
+
+        assert until(lambda: find_lags()[False] > 0, 20)
+        printed = run(cluster, first, "cluster", "status")
+        assert "AUDIT LAG" in printed and re.search(r"\d+ \(\d+\.\d s\)", printed), printed
+    assert until(lambda: set(find_lags().values()) == {0}, 20)
+
+
 def test_each_hub_reads_and_verifies_the_records_of_all(peer: PostgresPeer) -> None:
     with run_two(peer) as cluster:
         first, second = cluster.hubs
@@ -70,6 +94,7 @@ def test_each_hub_reads_and_verifies_the_records_of_all(peer: PostgresPeer) -> N
         printed = run(cluster, first, "audit", "tail", "--verb", "new.add", "--json")
         assert len([json.loads(line) for line in printed.splitlines()]) == CALLS, printed
         assert "of 2 chains" in run(cluster, first, "audit", "verify")
+        check_lag(cluster, peer.url)
         # While the database is away, calls go on; reading is refused in time.
         peer.pause()
         try:

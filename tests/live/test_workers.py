@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,8 +16,6 @@ from tests.live.module_hub import until
 from tests.peers import wire
 from tests.peers.forked import run_forked
 from tests.peers.process import server_entry
-
-from dragoman.stores.audit.verify import verify
 
 CONFIG = '[server]\nworkers = 2\n[store]\nurl = "{}"\n[cluster]\nlease_secs = 3\n'
 
@@ -47,10 +48,29 @@ def test_two_workers_share_a_port_and_a_dead_one_is_replaced(
     assert len(set(after or ()) - set(before)) == 1
     answer = sessions[0].request("tools/list", timeout=20)
     assert "result" in answer, answer
+    check_audit(running)
     assert running.stop() == 0
     running.checks = False  # each worker has an audit log of its own
-    for number in range(2):
-        assert verify(running.home / "workers" / str(number)).ok
+    check_audit(running)
+    entry = running.home / "workers" / "1" / "audit.db"
+    with closing(sqlite3.connect(entry)) as db, db:
+        db.execute("UPDATE entries SET body = ? WHERE seq = 2", (b"{}",))
+    done = running.command("audit", "verify")
+    assert done.returncode == 1 and "workers/1: entry 2" in done.stderr, done
+
+
+def check_audit(hub: RunningHub) -> None:
+    """The commands read the audit logs of all workers, whether or not they run."""
+    assert "of 2 chains" in hub.command("audit", "verify").stdout
+    assert "of 2 chains" in hub.command("audit", "verify", "--local").stdout
+    for how in ((), ("--local",)):
+        lines = hub.command("audit", "tail", "--json", "--verb", "new.add", *how).stdout
+        rows = [json.loads(line) for line in lines.splitlines()]
+        assert len(rows) == 6, rows
+        assert [one["at"] for one in rows] == sorted(one["at"] for one in rows)
+    found = json.loads(hub.command("doctor", "--json").stdout)["checks"]
+    said = [one["said"] for one in found if one["check"] == "audit"]
+    assert len(said) == 2 and all("entries verified" in one for one in said), said
 
 
 def list_replaced(hub: RunningHub, before: dict[str, str]) -> dict[str, str] | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from dragoman.net.client import OutboundHttp
 from dragoman.net.dialing import Resolve, system_resolve
+from dragoman.net.pool import CONNECTIONS
 
 BOUND = 3.0  # less than an idle connection lasts, so that its end is not taken for another
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
@@ -136,8 +137,10 @@ def lasting(answer: bytes) -> Callable[[Talk], Awaitable[None]]:
 
 
 @asynccontextmanager
-async def a_client(resolve: Resolve = system_resolve) -> AsyncIterator[OutboundHttp]:
-    client = OutboundHttp(resolve)
+async def a_client(
+    resolve: Resolve = system_resolve, connections: int = CONNECTIONS
+) -> AsyncIterator[OutboundHttp]:
+    client = OutboundHttp(resolve, connections=connections)
     try:
         yield client
     finally:

@@ -248,8 +248,7 @@ async def test_idle_and_total_connections_are_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pool, "IDLE", 2)
-    monkeypatch.setattr(pool, "CONNECTIONS", 4)
-    async with listening(always(OK)) as peer, a_client() as client:
+    async with listening(always(OK)) as peer, a_client(connections=4) as client:
         results = await asyncio.gather(
             *(get(client, peer.url) for _ in range(6)), return_exceptions=True
         )

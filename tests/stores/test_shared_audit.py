@@ -92,7 +92,7 @@ async def run_hub(
 
 
 def prove(url: str, home: Path | None = None, secret: bytes | None = SECRET) -> SharedReport:
-    return verify_shared(url, home, ChainKeys(secret))
+    return verify_shared(url, [home] if home else [], ChainKeys(secret))
 
 
 def change(url: str, *statements: str) -> None:

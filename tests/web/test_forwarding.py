@@ -3,56 +3,103 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
-from hashlib import sha256
 
+import msgspec
 import pytest
 
 from dragoman.app.build_cluster import HubClients
 from dragoman.core.background import Work
 from dragoman.core.cluster import OwnedElsewhere, prepay, take_prepayment
+from dragoman.core.errors import Unreachable
 from dragoman.web import forwarding
-from dragoman.web.forwarding import ClusterSecret, ForwardingApp, InternalApp
+from dragoman.web.cluster_tls import build_tls, derive_certificate
+from dragoman.web.forwarding import (
+    PATH,
+    ForwardedRequest,
+    ForwardingApp,
+    InternalApp,
+    send_to_hub,
+)
 from dragoman.web.http.body_budget import BodyBudget
 from dragoman.web.http.listener import HttpListener
 from dragoman.web.http.request import ServerRequest
 from dragoman.web.http.sockets import tcp_socket
 
-BODY = b"a request"
+KEY, OTHER_KEY = b"k" * 32, b"x" * 32
 
 
-def test_a_seal_is_good_once_for_its_receiver_and_its_body() -> None:
-    ours, theirs = ClusterSecret(b"k" * 32), ClusterSecret(b"k" * 32)
-    header, proof = ours.seal("aaaaaaaa", "bbbbbbbb", BODY)
-    opened = theirs.open(header, "bbbbbbbb")
-    assert opened is not None
-    text, digest = opened
-    assert theirs.prove(text) == proof
-    assert digest == sha256(BODY).hexdigest()
-    assert theirs.open(header, "bbbbbbbb") is None  # used
-    assert theirs.open(ours.seal("aaaaaaaa", "bbbbbbbb", BODY)[0], "cccccccc") is None
+def test_hubs_derive_the_same_certificate() -> None:
+    assert derive_certificate(KEY) == derive_certificate(KEY)
+    assert derive_certificate(KEY)[0] != derive_certificate(OTHER_KEY)[0]
 
 
-def test_a_seal_of_another_secret_or_changed_text_is_refused() -> None:
-    ours, other = ClusterSecret(b"k" * 32), ClusterSecret(b"x" * 32)
-    header, proof = ours.seal("aaaaaaaa", "bbbbbbbb", BODY)
-    assert other.open(header, "bbbbbbbb") is None
-    assert other.prove(header.rpartition(" ")[0]) != proof
-    assert ours.open(header.replace("aaaaaaaa", "cccccccc"), "bbbbbbbb") is None
-    for wrong in ("", "1", " ", header[:-1], header + "0"):
-        assert ours.open(wrong, "bbbbbbbb") is None
+# --- the connection -------------------------------------------------------------------------------
 
 
-def test_an_old_seal_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    secret = ClusterSecret(b"k" * 32)
-    header, _ = secret.seal("aaaaaaaa", "bbbbbbbb", BODY)
-    later = time.time() + forwarding.SKEW_SECONDS + 1
-    monkeypatch.setattr(time, "time", lambda: later)
-    assert secret.open(header, "bbbbbbbb") is None
+async def send_raw(port: int, context: ssl.SSLContext | None, to: str) -> bytes:
+    """Sends a request to an internal listener, which must end the connection."""
+    how = {"ssl": context, "server_hostname": "hub"} if context else {}
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, **how)  # type: ignore[arg-type]
+    body = msgspec.msgpack.encode(ForwardedRequest("GET", b"/whole", [], None, b""))
+    head = f"POST {PATH} HTTP/1.1\r\nhost: x\r\nx-dragoman-to: {to}\r\nx-dragoman-from: {EDGE}\r\n"
+    try:
+        writer.write(f"{head}connection: close\r\ncontent-length: {len(body)}\r\n\r\n".encode())
+        writer.write(body)
+        return await reader.read()
+    finally:
+        writer.close()
+
+
+async def test_only_hubs_with_the_secret_are_answered() -> None:
+    ours, other = build_tls(KEY), build_tls(OTHER_KEY)
+    nameless = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # has no certificate
+    nameless.check_hostname, nameless.verify_mode = False, ssl.CERT_NONE
+    careless = build_tls(OTHER_KEY).client
+    careless.verify_mode = ssl.CERT_NONE
+    async with asyncio.timeout(20), run_hubs() as (edge, _, _):
+        answer = await send_raw(edge.port, ours.client, OWNER)
+        assert answer.startswith(b"HTTP/1.1 200") and answer.endswith(b"whole")
+        # Meant for another hub, whose address this one has by now.
+        assert (await send_raw(edge.port, ours.client, "cccccccc")).startswith(b"HTTP/1.1 404")
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await send_raw(edge.port, other.client, OWNER)
+        for context in (nameless, careless):
+            with pytest.raises(ssl.SSLError):
+                assert not await send_raw(edge.port, context, OWNER)
+                raise ssl.SSLError("ended without an answer")
+        with pytest.raises(ConnectionError):
+            assert not await send_raw(edge.port, None, OWNER)
+            raise ConnectionResetError
+
+
+async def test_an_answer_without_the_secret_is_not_passed_on() -> None:
+    """Somebody in the network answers instead of the hub."""
+    asked: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.read(10_000))
+        writer.write(f"HTTP/1.1 200 OK\r\nx-dragoman-hub: {OWNER}\r\n".encode())
+        writer.write(b"content-length: 6\r\n\r\nforged")
+        writer.close()
+
+    clients = HubClients(build_tls(KEY).client)
+    packed = ForwardedRequest("GET", b"/whole", [], None, b"")
+    for context in (None, build_tls(OTHER_KEY).server):
+        if context is not None:
+            context.verify_mode = ssl.CERT_NONE
+        server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=context)
+        opened = clients.open(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        with pytest.raises(Unreachable) as found:
+            await send_to_hub(EDGE, OWNER, opened, packed, 10)
+        assert not found.value.sent
+        server.close()
+    await clients.close()
+    assert not [one for one in asked if b"dragoman" in one]  # no request was shown to it
 
 
 # --- responses of another hub ---------------------------------------------------------------------
@@ -119,10 +166,12 @@ class Slow:
             request.start(200, [(b"content-type", b"text/event-stream")])
             await request.write(b"data: 1\n\n")
         else:
-            head = b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n"
+            length = b"100000" if request.path == "/long" else b"100"
+            head = b"HTTP/1.1 200 OK\r\ncontent-length: " + length + b"\r\n"
             proof = b"".join(b"%b: %b\r\n" % one for one in request.extra)
             request.connection.write(head + proof + b"\r\nbegun")
         self.begun.set()
+        self.end = request.connection.abort
         await request.gone
 
 
@@ -130,11 +179,15 @@ class Slow:
 async def run_hubs() -> AsyncIterator[tuple[TwoHubs, Slow, int]]:
     """Runs a hub that owns all requests, and one that gets them; yields what that one knows, the
     application of the first one, and the port."""
-    edge, owner, clients, slow = TwoHubs(EDGE), TwoHubs(OWNER), HubClients(), Slow()
-    internal = InternalApp(slow, owner, ClusterSecret(b"k" * 32), {})
-    app = ForwardingApp(Elsewhere(), edge, ClusterSecret(b"k" * 32), clients.open)
+    tls = build_tls(KEY)
+    edge, owner, clients, slow = TwoHubs(EDGE), TwoHubs(OWNER), HubClients(tls.client), Slow()
+    internal = InternalApp(slow, owner, {})
+    app = ForwardingApp(Elsewhere(), edge, clients.open)
     sockets = [tcp_socket("127.0.0.1", 0) for _ in range(2)]
-    listeners = [HttpListener(internal, sockets[0]), HttpListener(app, sockets[1])]
+    listeners = [
+        HttpListener(internal, sockets[0], tls=tls.server),
+        HttpListener(app, sockets[1]),
+    ]
     edge.port = sockets[0].getsockname()[1]
     for listener in listeners:
         await listener.start()
@@ -157,6 +210,17 @@ async def test_a_forwarded_request_for_the_head_is_answered() -> None:
         response = await reader.read()
         writer.close()
     assert response.startswith(b"HTTP/1.1 200") and response.endswith(b"\r\n\r\n")
+
+
+async def test_a_long_response_is_passed_on_as_it_arrives() -> None:
+    async with asyncio.timeout(10), run_hubs() as (_, slow, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /long HTTP/1.1\r\nhost: x\r\n\r\n")
+        response = await reader.readuntil(b"begun")
+        assert response.startswith(b"HTTP/1.1 200")
+        slow.end()  # in the middle
+        assert b"0\r\n\r\n" not in await reader.read()
+        writer.close()
 
 
 @pytest.mark.parametrize("path", ["/stream", "/stalled"])

@@ -213,6 +213,8 @@ def _share_audit(
     from dragoman.app.shared_audit import SharedAudit
 
     shared = SharedAudit(stores.audit, stores.clock, home, stores.place.url, key)
+    if cluster is not None:
+        cluster.reports.find_state = shared.find_state
     return key or stores.witness.key, shared
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,8 @@ from typing import Any
 
 from dragoman import __version__
 from dragoman.app.build_guards import Guards
+from dragoman.app.cluster_report import PATH as REPORT
+from dragoman.app.cluster_report import ClusterReports
 from dragoman.app.config_watch import LiveConfig
 from dragoman.app.placed_servers import PREFIX, PlacedServers, is_placed, parse_hub
 from dragoman.core.cluster import ServeFrames
@@ -24,10 +27,11 @@ from dragoman.core.shared_settings import resolve_cluster_key, resolve_store_url
 from dragoman.mcp.client.upstream_manager import UpstreamManager
 from dragoman.net.client import GuardedHttpClient, OutboundHttp
 from dragoman.stores.cluster import DRAINING, READY, PostgresCluster
+from dragoman.web.cluster_tls import ClusterTls, build_tls
 from dragoman.web.forwarding import (
     MAX_BODY,
+    MAX_FORWARDED,
     PATH,
-    ClusterSecret,
     ForwardingApp,
     InternalApp,
     PlacedHttpClient,
@@ -54,19 +58,28 @@ LEAVE_SECONDS = 0.5
 class HubClients:
     """The HTTP clients for the internal listeners of other hubs, by address."""
 
-    _net: OutboundHttp = field(default_factory=OutboundHttp)
+    _tls: ssl.SSLContext
+    _net: OutboundHttp = field(init=False)
     _sockets: dict[str, OutboundHttp] = field(default_factory=dict)
     _open: dict[str, GuardedHttpClient] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._net = self._build_net(None)
+
+    def _build_net(self, path: str | None) -> OutboundHttp:
+        return OutboundHttp(socket_path=path, tls=self._tls, connections=MAX_FORWARDED)
 
     def open(self, address: str) -> tuple[HttpClient, str]:
         """Returns the client for a hub, and the URL that it requests."""
         is_path = address.startswith("/")
-        url = f"http://{'hub' if is_path else address}{PATH}"
+        url = f"https://{'hub' if is_path else address}{PATH}"
         client = self._open.get(address)
         if client is None:
             net = self._net
             if is_path:
-                net = self._sockets.setdefault(address, OutboundHttp(socket_path=address))
+                if address not in self._sockets:
+                    self._sockets[address] = self._build_net(address)
+                net = self._sockets[address]
             while len(self._open) >= MAX_CLIENTS:
                 del self._open[next(iter(self._open))]
             client = self._open[address] = net.open_configured(
@@ -83,10 +96,11 @@ class ClusterParts:
     hubs: PostgresCluster
     key: bytes
     """The key of all hubs for seals that any of them opens."""
-    _secret: ClusterSecret
+    _tls: ClusterTls
+    _clients: HubClients
+    reports: ClusterReports
     _listen: str
     _advertise: str | None
-    _clients: HubClients = field(default_factory=HubClients)
     _listener: HttpListener | None = None
     _internal: InternalApp | None = None
     _forwarding: list[ForwardingApp] = field(default_factory=list)
@@ -95,15 +109,15 @@ class ClusterParts:
         """Returns the client for a server that another hub runs; None for other addresses."""
         if not is_placed(url):
             return None
-        return PlacedHttpClient(self.hubs, self._secret, self._clients.open, parse_hub(url))
+        return PlacedHttpClient(self.hubs, self._clients.open, parse_hub(url))
 
     @property
     def owners(self) -> OwnerClient:
         """Sends requests of parts of this hub to the same parts of others."""
-        return OwnerClient(self.hubs, self._secret, self._clients.open)
+        return OwnerClient(self.hubs, self._clients.open)
 
     def wrap(self, app: Application, identify: Identify) -> ForwardingApp:
-        wrapped = ForwardingApp(app, self.hubs, self._secret, self._clients.open, identify)
+        wrapped = ForwardingApp(app, self.hubs, self._clients.open, identify)
         self._forwarding.append(wrapped)
         return wrapped
 
@@ -122,8 +136,12 @@ class ClusterParts:
         of this hub if others have declared it dead."""
         self.hubs.on_inherit.append(inherit)
         self.hubs.on_lost.append(begin_anew)
-        mounts: dict[str, Serve] = {PREFIX: placed.serve, PARTS_PREFIX: FrameServer(parts).serve}
-        self._internal = InternalApp(app, self.hubs, self._secret, mounts)
+        mounts: dict[str, Serve] = {
+            PREFIX: placed.serve,
+            REPORT: self.reports.serve,
+            PARTS_PREFIX: FrameServer(parts).serve,
+        }
+        self._internal = InternalApp(app, self.hubs, mounts)
         if self._listen.startswith("/"):
             sock, address = unix_socket(self._listen), self._listen
         else:
@@ -135,7 +153,9 @@ class ClusterParts:
                 )
             sock = tcp_socket(host.strip("[]"), int(port))
             address = f"{host}:{sock.getsockname()[1]}"
-        self._listener = HttpListener(self._internal, sock, bodies, body_bytes=MAX_BODY)
+        self._listener = HttpListener(
+            self._internal, sock, bodies, body_bytes=MAX_BODY, tls=self._tls.server
+        )
         await self._listener.start()
         await self.hubs.start(self._advertise or address)
 
@@ -149,6 +169,7 @@ class ClusterParts:
         """The hubs and the leases, for people. Raises `StorageFailed`."""
         await self.hubs.refresh()
         leases = await self.hubs.list_leases()
+        reports = await self.reports.describe_all()
         return {
             "hubs": [
                 {
@@ -161,6 +182,7 @@ class ClusterParts:
                     "started_at": one.started_at,
                     "seen_secs_ago": round(max(one.age, 0.0), 3),
                     "is_this": one.id == self.hubs.mark,
+                    **reports.get(one.id, {}),
                 }
                 for one in sorted(self.hubs.hubs.values(), key=lambda one: one.started_at)
             ],
@@ -218,4 +240,7 @@ def build_cluster(home: Path, live: LiveConfig) -> ClusterParts:
     assert key is not None
     node = f"{socket.gethostname()}:{os.getpid()}"
     hubs = PostgresCluster(url, node, __version__, settings.lease_secs)
-    return ClusterParts(hubs, key, ClusterSecret(key), settings.listen, settings.advertise)
+    tls = build_tls(key)
+    clients = HubClients(tls.client)
+    reports = ClusterReports(hubs, clients.open, key, lambda: live.config)
+    return ClusterParts(hubs, key, tls, clients, reports, settings.listen, settings.advertise)

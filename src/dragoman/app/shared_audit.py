@@ -72,7 +72,11 @@ class SharedAudit:
         if not local.ok:
             fields = (local.entries, local.first_seq, local.last_seq, local.problem, local.at_seq)
             return SharedReport(False, *fields)
-        return verify_shared(self._url, self._home, self._keys)
+        return verify_shared(self._url, [self._home], self._keys)
+
+    def find_state(self) -> tuple[int, float, list[str]]:
+        """How far the copy is behind, in entries and seconds, and whether that is a problem."""
+        return *self.shipper.find_lag(), self.list_problems()
 
     def list_problems(self) -> list[str]:
         return [problem] if (problem := self.shipper.find_problem()) else []

@@ -32,10 +32,9 @@ from dragoman.web.http.sockets import tcp_socket
 
 log = logging.getLogger(__name__)
 
-FOLDER = "workers"
-SECRET_FILE = "cluster.key"
 PRIVATE = (
-    FOLDER, SECRET_FILE, "run", "lock", "daemon.json", "hub.key", "stores.json", "children.json",
+    home_files.WORKERS, home_files.WORKERS_SECRET, "run", "lock", "daemon.json", "hub.key",
+    "stores.json", "children.json",
     "servers", "cache", "hub.log*", "*.db", "*.db-*", "audit*", "journal*", "instructions.json",
     ".*",
 )  # fmt: skip
@@ -131,7 +130,7 @@ def _build_workers(
         env[variable_from_path("cluster.secret")] = f"file:{_find_secret(home)}"
     workers = []
     for number in range(config.server.workers):
-        place = home / FOLDER / str(number)
+        place = home / home_files.WORKERS / str(number)
         home_files.prepare(str(place.parent))
         home_files.prepare(str(place))
         link_shared(home, place)
@@ -156,7 +155,7 @@ def _find_listen(config: Config, place: Path, number: int) -> str:
 
 def _find_secret(home: Path) -> Path:
     """The file with the secret of the workers, which the first start creates."""
-    file = home / SECRET_FILE
+    file = home / home_files.WORKERS_SECRET
     if not file.exists():
         write_private(file, secrets.token_hex(32).encode())
     return file

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from heapq import merge
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -25,13 +26,13 @@ from dragoman.cli.base.output import (
     style,
 )
 from dragoman.cli.base.prompt import confirm, yes_option
-from dragoman.cli.base.shared_audit import find_shared_audit
+from dragoman.cli.base.shared_audit import find_shared_audit, list_audit_homes
 from dragoman.config import load
 
 if TYPE_CHECKING:
     from dragoman.stores.audit.reader import AuditReader, AuditRecord
     from dragoman.stores.audit.shared_verify import SharedReport
-    from dragoman.stores.audit.verify import VerifyReport
+    from dragoman.stores.audit.verify import Progress, VerifyReport
 
 PAGE = 1_000
 DECISIONS = ("permit", "deny")
@@ -86,7 +87,9 @@ def tail(
     wanted = RecordFilter(**filters)
     place = Path(resolve_home(home))
     shared = None if local else find_shared_audit(place)
-    source: RecordReader = HomeRecords(place) if shared is None else SharedTail(shared.url, place)
+    logs = list_audit_homes(place)
+    source: RecordReader
+    source = HomeRecords(place, logs) if shared is None else SharedTail(shared.url, logs)
     found = source.find_newest(wanted, lines)
     if not found and not follow and not as_json:
         say("no matching records" if any(asdict(wanted).values()) else "no records yet")
@@ -144,29 +147,42 @@ class RecordReader(Protocol):
 
 
 class HomeRecords:
-    def __init__(self, home: Path) -> None:
+    """The records of a home, and of its workers."""
+
+    def __init__(self, home: Path, logs: Sequence[Path]) -> None:
         from dragoman.stores.audit.reader import AuditReader
 
-        self._reader = AuditReader(home)
-        self._last = self._reader.find_last_seq()
+        self._readers = [(_name_log(home, log), AuditReader(log)) for log in logs or [home]]
+        self._last = {name: reader.find_last_seq() for name, reader in self._readers}
 
     def find_newest(self, wanted: RecordFilter, lines: int) -> list[AuditRecord]:
-        self._last = self._reader.find_last_seq()
-        return wanted.find_newest(self._reader, lines)
+        found: list[list[AuditRecord]] = []
+        for name, reader in self._readers:
+            self._last[name] = reader.find_last_seq()
+            found.append([replace(one, hub=name) for one in wanted.find_newest(reader, lines)])
+        return list(merge(*found, key=lambda one: one.at, reverse=True))[:lines]
 
     def list_fresh(self) -> list[AuditRecord]:
-        fresh = self._reader.list_records_after(self._last)
-        self._last = max([self._last, *(record.last for record in fresh)])
-        return fresh
+        found: list[list[AuditRecord]] = []
+        for name, reader in self._readers:
+            fresh = reader.list_records_after(self._last[name])
+            self._last[name] = max([self._last[name], *(record.last for record in fresh)])
+            found.append([replace(one, hub=name) for one in fresh])
+        return list(merge(*found, key=lambda one: one.at))
+
+
+def _name_log(home: Path, log: Path) -> str:
+    """The name of an audit log within a home; empty for that of the home itself."""
+    return str(log.relative_to(home)) if log != home else ""
 
 
 class SharedTail:
     """The records of all hubs of a database."""
 
-    def __init__(self, url: str, home: Path) -> None:
+    def __init__(self, url: str, logs: Sequence[Path]) -> None:
         from dragoman.stores.audit.shared_reader import SharedRecords
 
-        self._records = SharedRecords(url, home)
+        self._records = SharedRecords(url, *logs)
         self._last = self._records.find_positions()
 
     def find_newest(self, wanted: RecordFilter, lines: int) -> list[AuditRecord]:
@@ -253,21 +269,19 @@ def verify(local: bool, home: str | None, as_json: bool) -> None:
     its outcome. A hub may be running. Hubs with [store] url each have a chain of their own, all of
     which the database has: these are verified too.
     """
-    from dragoman.stores.audit.verify import verify as prove
-
     status_line = StatusLine()
     place = Path(resolve_home(home))
-    _require_audit(place, "audit.db", "audit.key", "audit.head")
+    logs = _require_audit(place)
 
     def show(done: int, total: int) -> None:
         status_line.show(f"{done} of {total} entries …")
 
-    verdict: VerifyReport | SharedReport = prove(place, show)
+    verdict = _verify_logs(place, logs, show)
     shared = None if local or not verdict.ok else find_shared_audit(place)
     if shared is not None:
         from dragoman.stores.audit.shared_verify import verify_shared
 
-        verdict = verify_shared(shared.url, place, shared.keys, show)
+        verdict = verify_shared(shared.url, logs, shared.keys, show)
     status_line.clear()
     if as_json:
         print_json(asdict(verdict))
@@ -275,18 +289,42 @@ def verify(local: bool, home: str | None, as_json: bool) -> None:
     if not verdict.ok:
         fail(f"the audit log is not intact: {verdict.problem}")
     entries = "1 entry" if verdict.entries == 1 else f"{verdict.entries} entries"
-    if shared is not None:
+    if shared is not None or len(logs) > 1:
         chains = len(getattr(verdict, "chains", ()))
         print(f"ok: {entries} of {chains} {'chain' if chains == 1 else 'chains'}")
         return
     print(f"ok: {entries}, {verdict.first_seq} to {verdict.last_seq}")
 
 
-def _require_audit(place: Path, *names: str) -> None:
-    if not any((place / name).exists() for name in names):
+def _require_audit(place: Path) -> list[Path]:
+    """Lists the audit logs of the home, of which there must be one."""
+    logs = list_audit_homes(place)
+    if not logs:
         fail(
             f'there is no audit log in "{place}"; the hub creates it at its first start', NOT_FOUND
         )
+    return logs
+
+
+def _verify_logs(home: Path, logs: list[Path], progress: Progress) -> VerifyReport | SharedReport:
+    """Verifies the audit log of a home, or those of its workers."""
+    from dragoman.stores.audit.verify import verify as prove
+
+    if logs == [home]:
+        return prove(home, progress)
+    from dragoman.stores.audit.shared_keys import read_chain_id
+    from dragoman.stores.audit.shared_verify import ChainReport, sum_up
+
+    found = [(log, prove(log, progress)) for log in logs]
+    return sum_up(
+        [
+            ChainReport(
+                read_chain_id(log) or "", _name_log(home, log), one.entries, one.first_seq,
+                one.last_seq, one.problem, one.at_seq,
+            )
+            for log, one in found
+        ]
+    )  # fmt: skip
 
 
 @audit.command()
@@ -306,7 +344,7 @@ def prune(yes: bool, home: str | None) -> None:
     from dragoman.stores.audit.prune import prune_offline
 
     place = resolve_home(home)
-    _require_audit(Path(place), "audit.db")
+    logs = _require_audit(Path(place))
     try:
         settings = load(Path(place) / "config.toml").audit
         if not yes:
@@ -314,12 +352,14 @@ def prune(yes: bool, home: str | None) -> None:
             confirm(f"Delete records older than {settings.keep_days:g} days (now is {now})?")
         with homes.lock_home(place):
             shared = find_shared_audit(Path(place))
-            copied = None
-            if shared is not None:
-                from dragoman.stores.audit.copy_home import find_copied
+            removed = 0
+            for log in logs:
+                copied = None
+                if shared is not None:
+                    from dragoman.stores.audit.copy_home import find_copied
 
-                copied = find_copied(Path(place), shared.url)
-            removed = prune_offline(Path(place), settings, find_user_name(), copied)
+                    copied = find_copied(log, shared.url)
+                removed += prune_offline(log, settings, find_user_name(), copied)
     except (homes.HomeLocked, homes.HomeUnusable) as error:
         fail(str(error), NO_HUB)
     print(f"{removed} entries deleted")

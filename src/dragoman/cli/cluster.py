@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from dragoman.cli.base.hub_client import connect_hub
-from dragoman.cli.base.output import common_options, print_json, print_table
+from dragoman.cli.base.output import clean, common_options, print_json, print_table
 
 
 @click.group()
@@ -24,10 +24,14 @@ def cluster() -> None:
 @cluster.command()
 @common_options
 def status(home: str | None, as_json: bool) -> None:
-    """Show the hubs of the cluster, their versions, states and leases.
+    """Show the hubs of the cluster, their versions, states, audit lag, problems and leases.
 
     \b
     dragoman cluster status
+
+    The audit lag is the number of entries that a hub has not copied to the database yet. The hub
+    that answers asks all others: a problem is said of a hub that it cannot reach, whose clock or
+    settings differ, or whose copy is far behind.
     """
     with connect_hub(home) as hub:
         found = hub.get("/api/cluster")
@@ -36,7 +40,7 @@ def status(home: str | None, as_json: bool) -> None:
     if not found["hubs"]:
         return print("a single hub; to run several, see: dragoman docs cluster")
     print_table(
-        ["HUB", "NODE", "VERSION", "STATE", "ADDRESS", "SEEN", "HEIR"],
+        ["HUB", "NODE", "VERSION", "STATE", "ADDRESS", "SEEN", "AUDIT LAG", "HEIR"],
         [
             [
                 f"{one['id']} *" if one["is_this"] else one["id"],
@@ -45,16 +49,28 @@ def status(home: str | None, as_json: bool) -> None:
                 one["state"],
                 one["address"],
                 f"{one['seen_secs_ago']:.1f} s ago",
+                _render_lag(one),
                 one["heir"] or "",
             ]
             for one in found["hubs"]
         ],
     )
+    for one in found["hubs"]:
+        for problem in one.get("problems", ()):
+            print(f"hub {one['id']}: {clean(problem)}")
     if found["leases"]:
         print()
         print_table(
             ["LEASE", "HUB", "TOKEN", "EXPIRES IN"], [_render(one) for one in found["leases"]]
         )
+
+
+def _render_lag(hub: dict[str, Any]) -> str:
+    """How far the copy of its audit log is behind; unknown of a hub that did not answer."""
+    if "audit_behind" not in hub:
+        return ""
+    behind = hub["audit_behind"]
+    return f"{behind} ({hub['audit_behind_secs']:.1f} s)" if behind else "none"
 
 
 def _render(lease: dict[str, Any]) -> list[Any]:

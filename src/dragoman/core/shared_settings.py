@@ -29,10 +29,12 @@ def resolve_store_url(settings: _Store, secrets: SecretResolver) -> str | None:
     return url
 
 
-def resolve_cluster_key(settings: _Cluster, secrets: SecretResolver) -> bytes | None:
-    """The key that the hubs of a cluster derive from their secret; None for a single hub. Raises
-    `ConfigError`."""
-    secret = settings.secret
+def resolve_cluster_key(
+    settings: _Cluster, secrets: SecretResolver, default: str | None = None
+) -> bytes | None:
+    """The key that the hubs of a cluster derive from their secret; None for a single hub. `default`
+    is the secret, or a reference to it, where none is set. Raises `ConfigError`."""
+    secret = settings.secret or default
     if secret is None:
         return None
     if is_reference(secret):

@@ -26,7 +26,7 @@ from dragoman.net.dialing import (
     system_resolve,
 )
 from dragoman.net.headers import encode_headers, select_harmless
-from dragoman.net.pool import ConnectionPool
+from dragoman.net.pool import CONNECTIONS, ConnectionPool
 from dragoman.net.urls import LOOPBACK, BadUrl, Url, UrlOrigin, join_url, parse_url
 from dragoman.wire.http import NO_HEADERS, HttpReply
 
@@ -43,16 +43,25 @@ class OutboundHttp:
     """Shares connections between all clients that reach the same origin under the same rule."""
 
     def __init__(
-        self, resolve: Resolve = system_resolve, *, socket_path: str | None = None
+        self,
+        resolve: Resolve = system_resolve,
+        *,
+        socket_path: str | None = None,
+        tls: ssl.SSLContext | None = None,
+        connections: int = CONNECTIONS,
     ) -> None:
-        """With `socket_path` every connection goes to that Unix socket, without TLS."""
+        """With `socket_path` every connection goes to that Unix socket, without TLS unless `tls` is
+        given, which is used instead of the certificates of the system. At most `connections` are
+        open to an origin."""
         self.resolve = resolve
+        self._connections = connections
         self._socket_path = socket_path
         # A pool lives as long as something has a route to it or it has a connection.
         self._pools: WeakValueDictionary[tuple[UrlOrigin, Reach], ConnectionPool] = (
             WeakValueDictionary()
         )
-        self._context: ssl.SSLContext | None = None
+        self._context = tls
+        self._has_socket_tls = tls is not None
         self._closed = False
 
     def open_configured(
@@ -97,7 +106,9 @@ class OutboundHttp:
     def pool(self, url: Url, reach: Reach) -> ConnectionPool:
         pool = self._pools.get((url.origin, reach))
         if pool is None:
-            pool = ConnectionPool(Dialer(reach, self.resolve, self._tls, self._socket_path))
+            socket_path, has_tls = self._socket_path, self._has_socket_tls
+            dialer = Dialer(reach, self.resolve, self._tls, socket_path, has_tls)
+            pool = ConnectionPool(dialer, self._connections)
             self._pools[url.origin, reach] = pool
             if self._closed:
                 pool.close()

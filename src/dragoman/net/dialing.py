@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from dragoman.core.errors import Unreachable
 from dragoman.net.addresses import AddressClass, Verdict, classify_address
@@ -74,6 +74,7 @@ class Dialer:
     tls: Callable[[], ssl.SSLContext]
     socket_path: str | None = None
     """Every connection goes to this Unix socket instead, whatever the URL says."""
+    has_socket_tls: bool = False
 
     async def dial(self, url: Url, make: Callable[[], P], seconds: float) -> P:
         """A connection to the host of `url` within `seconds`. What it raises says `sent=False`."""
@@ -82,7 +83,8 @@ class Dialer:
         try:
             async with asyncio.timeout_at(deadline):
                 if self.socket_path is not None:
-                    return (await loop.create_unix_connection(make, self.socket_path))[1]
+                    tls = self._choose_tls(url) if self.has_socket_tls else {}
+                    return (await loop.create_unix_connection(make, self.socket_path, **tls))[1]
                 addresses = await _list_permitted(url, self.reach, self.resolve)
                 return await self._connect(url, addresses, make, deadline)
         except TimeoutError:
@@ -91,12 +93,16 @@ class Dialer:
             problem = _render_error(error)
         raise Unreachable(f'could not connect to "{url.rendered}": {problem}', sent=False)
 
+    def _choose_tls(self, url: Url) -> dict[str, Any]:
+        if url.origin.scheme != "https":
+            return {}
+        return {"ssl": self.tls(), "server_hostname": url.origin.host}
+
     async def _connect(
         self, url: Url, addresses: Sequence[str], make: Callable[[], P], deadline: float
     ) -> P:
         loop = asyncio.get_running_loop()
-        context = self.tls() if url.origin.scheme == "https" else None
-        name = url.origin.host if context is not None else None
+        tls = self._choose_tls(url)
         problem: OSError = OSError("no address")
         for tried, address in enumerate(addresses):
             # An address that never answers must not use up the time of the next ones.
@@ -104,7 +110,7 @@ class Dialer:
             try:
                 async with asyncio.timeout(share):
                     transport, protocol = await loop.create_connection(
-                        make, address, url.origin.port, ssl=context, server_hostname=name
+                        make, address, url.origin.port, **tls
                     )
                     _keep_alive(transport)
                     return protocol

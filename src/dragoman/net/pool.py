@@ -20,15 +20,16 @@ HELD_BYTES = 64 * 1024 * 1024
 
 class ConnectionPool:
     __slots__ = (
-        "__weakref__", "_closed", "_dialer", "_dialling", "_held", "_idle", "_open", "_pace",
-        "_sweep", "gone", "loop",
+        "__weakref__", "_closed", "_dialer", "_dialling", "_held", "_idle", "_most", "_open",
+        "_pace", "_sweep", "gone", "loop",
     )  # fmt: skip
 
-    def __init__(self, dialer: Dialer) -> None:
+    def __init__(self, dialer: Dialer, most: int = CONNECTIONS) -> None:
         self.loop = asyncio.get_running_loop()
         self.gone = asyncio.Event()
         """Set once the pool is closed and its last connection is closed."""
         self._dialer = dialer
+        self._most = most
         self._idle: list[Connection] = []
         self._open: set[Connection] = set()
         self._dialling = 0
@@ -50,9 +51,9 @@ class ConnectionPool:
 
     async def open(self, url: Url, seconds: float) -> Connection:
         self._admit(url)
-        if len(self._open) + self._dialling >= CONNECTIONS:
+        if len(self._open) + self._dialling >= self._most:
             raise Unreachable(
-                f'will not connect to "{url.rendered}": {CONNECTIONS} connections to it are in use',
+                f'will not connect to "{url.rendered}": {self._most} connections to it are in use',
                 sent=False,
             )
         self._dialling += 1

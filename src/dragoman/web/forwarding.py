@@ -1,22 +1,17 @@
 """Requests that belong to another hub: forwards them there, and serves those of other hubs.
 
-The one place where `OwnedElsewhere` is caught. The internal listener takes no request without the
-secret of the cluster: a request has a MAC over its sender, receiver, time, nonce and the digest of
-its body, which contains the client's request and its principal; the response proves that its sender
-knows the secret, too. A forwarded request is never forwarded again.
+The one place where `OwnedElsewhere` is caught. Both ends of a connection between hubs prove by TLS
+that they have the secret of the cluster (`cluster_tls`): nobody else sends, reads or answers
+requests. A request names the hub that it is for; its body has the request of the client and its
+principal. A forwarded request is never forwarded again.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import logging
-import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from secrets import token_hex
 from typing import Any, Protocol
 
 import msgspec
@@ -37,9 +32,6 @@ from dragoman.wire.json import Malformed, decode
 log = logging.getLogger(__name__)
 
 PATH = "/forward"
-SKEW_SECONDS = 60.0
-"""How far the clocks of two hubs may differ, and how long nonces are remembered."""
-MAX_NONCES = 200_000
 MAX_FORWARDED = 5_000
 """Requests that are at other hubs."""
 HEAD_SECONDS = 86_400.0
@@ -51,22 +43,22 @@ LAST_SECONDS = 3.0
 MAX_EVENT = 1024 * 1024
 CONSOLE = "/console"
 _OWN_LINES = (b"id:", b":", b"retry:")
-MAX_REPLY = 64 * 1024 * 1024
-"""Bytes of a response with a length, which is held in memory; streams have no limit."""
-REPLY_SECONDS = 60.0
-"""Time for the body of such a response after its head: it is complete when its head is sent."""
+HELD_BYTES = 64 * 1024
+"""A response with a length of at most so many bytes is held until it is complete, so that one that
+breaks off becomes an error; a longer one is passed on as it arrives."""
 MAX_BODY = BODY_BYTES + 2 * HEAD_BYTES
 """Bytes of a forwarded request: the body, the head and the principal of the client's request."""
 HANDOVER_SECONDS = 8.0
 """How long a request waits, besides two leases, for a hub that stops to finish what it does."""
 OWNER_WAITS = 5
 """How often the owner of a request is looked for again after it could not be reached."""
-_SEAL, _PROOF, _MOVED = "x-dragoman-seal", "x-dragoman-proof", "x-dragoman-moved"
+_FROM, _TO = "x-dragoman-from", "x-dragoman-to"
+_HUB, _MOVED = "x-dragoman-hub", "x-dragoman-moved"
 _NOT_FORWARDED = frozenset(
     {b"authorization", b"connection", b"content-length", b"transfer-encoding", b"expect"}
 )
 _NOT_RETURNED = frozenset(
-    {_PROOF, "content-length", "transfer-encoding", "connection", "keep-alive", "date"}
+    {_HUB, "content-length", "transfer-encoding", "connection", "keep-alive", "date"}
 )
 
 
@@ -130,46 +122,6 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(ForwardedRequest)
 
 
-class ClusterSecret:
-    """Makes and checks the seals of internal requests."""
-
-    def __init__(self, key: bytes) -> None:
-        self._key = hmac.digest(key, b"internal connection", "sha256")
-        self._seen: OrderedDict[str, float] = OrderedDict()
-
-    def seal(self, sender: str, receiver: str, body: bytes) -> tuple[str, str]:
-        """Returns the header of a request, and the proof that its response must have."""
-        digest = hashlib.sha256(body).hexdigest()
-        text = f"1 {sender} {receiver} {time.time():.3f} {token_hex(16)} {digest}"
-        return f"{text} {self._mac(text)}", self.prove(text)
-
-    def open(self, header: str, receiver: str) -> tuple[str, str] | None:
-        """Returns the text that was sealed and the digest of the body; None if the seal is wrong,
-        old, used or for another hub."""
-        text, _, mac = header.rpartition(" ")
-        if not hmac.compare_digest(mac.encode(), self._mac(text).encode()):
-            return None
-        parts = text.split(" ")
-        if len(parts) != 6 or parts[0] != "1" or parts[2] != receiver:
-            return None
-        now, nonce = time.time(), parts[4]
-        if abs(now - float(parts[3])) > SKEW_SECONDS:
-            log.warning("a request of hub %s was refused: the clocks differ too much", parts[1])
-            return None
-        while self._seen and next(iter(self._seen.values())) < now - 2 * SKEW_SECONDS:
-            self._seen.popitem(last=False)
-        if nonce in self._seen or len(self._seen) >= MAX_NONCES:
-            return None
-        self._seen[nonce] = now
-        return text, parts[5]
-
-    def prove(self, text: str) -> str:
-        return self._mac(f"response\n{text}")
-
-    def _mac(self, text: str) -> str:
-        return hmac.digest(self._key, text.encode(), "sha256").hex()
-
-
 # --- to another hub -------------------------------------------------------------------------------
 
 
@@ -180,14 +132,12 @@ class ForwardingApp:
         self,
         app: Application,
         cluster: Cluster,
-        secret: ClusterSecret,
         open_client: OpenClient,
         identify: Callable[[Any], Principal | None] = lambda transport: None,
     ) -> None:
         """`identify` finds the principal at the other end of a connection."""
         self._app = app
         self._cluster = cluster
-        self._secret = secret
         self._open_client = open_client
         self._identify = identify
         self._running = 0
@@ -362,7 +312,7 @@ class ForwardingApp:
 
     async def _request(self, packed: ForwardedRequest, hub: HubAddress) -> HttpReply | None:
         opened = self._open_client(hub.address)
-        return await send_sealed(self._secret, self._cluster.mark, hub.id, opened, packed)
+        return await send_to_hub(self._cluster.mark, hub.id, opened, packed)
 
     def _pack(self, request: ServerRequest) -> ForwardedRequest:
         is_local = False
@@ -392,8 +342,7 @@ async def is_alive(cluster: Cluster, hub: HubAddress) -> bool:
     return found is not None and found.id == hub.id
 
 
-async def send_sealed(
-    secret: ClusterSecret,
+async def send_to_hub(
     sender: str,
     receiver: str,
     opened: tuple[HttpClient, str],
@@ -403,24 +352,19 @@ async def send_sealed(
     """Sends a request to another hub; None if it was refused unread."""
     client, url = opened
     body = _encoder.encode(packed)
-    header, proof = secret.seal(sender, receiver, body)
-    headers = {"content-type": "application/msgpack", _SEAL: header}
+    headers = {"content-type": "application/msgpack", _FROM: sender, _TO: receiver}
     reply = await client.request("POST", url, headers, body, timeout=timeout)
-    is_proven = hmac.compare_digest(reply.headers.get(_PROOF, "").encode(), proof.encode())
-    if is_proven and _MOVED not in reply.headers:
+    if reply.headers.get(_HUB) == receiver and _MOVED not in reply.headers:
         return reply
     reply.body.close()  # not the hub that was meant, or one that has begun to stop
     return None
 
 
 class PlacedHttpClient:
-    """An `HttpClient` whose requests go to another hub, sealed."""
+    """An `HttpClient` whose requests go to another hub."""
 
-    def __init__(
-        self, cluster: Cluster, secret: ClusterSecret, open_client: OpenClient, hub: str
-    ) -> None:
+    def __init__(self, cluster: Cluster, open_client: OpenClient, hub: str) -> None:
         self._cluster = cluster
-        self._secret = secret
         self._open_client = open_client
         self._hub = hub
 
@@ -442,8 +386,7 @@ class PlacedHttpClient:
         target = "/" + url.partition("://")[2].partition("/")[2].partition("?")[0]
         packed = ForwardedRequest(method, target.encode("ascii"), fields, None, body)
         opened = self._open_client(hub.address)
-        mark = self._cluster.mark
-        reply = await send_sealed(self._secret, mark, hub.id, opened, packed, timeout)
+        reply = await send_to_hub(self._cluster.mark, hub.id, opened, packed, timeout)
         if reply is None:
             raise Unreachable(f"hub {hub.id} does not run it any more", sent=False)
         return reply
@@ -503,8 +446,8 @@ async def _return(
     try:
         if request.method == "HEAD":  # the response has a length and no body
             request.reply(reply.status, headers, b"")
-        elif "transfer-encoding" not in reply.headers:
-            reading = start_task(reply.body.read(MAX_REPLY))
+        elif not _is_long(reply):
+            reading = start_task(reply.body.read(HELD_BYTES))
             if await _await_end(reading, request, watching):
                 request.reply(reply.status, headers, reading.result())
         else:
@@ -520,14 +463,21 @@ async def _return(
             raise Unreachable(
                 f"the hub that owns it was lost while it answered: {error}"
             ) from error
-        log.warning("a stream of another hub broke off: %s", error)
-        if is_call and "event-stream" in reply.headers.get("content-type", ""):
+        log.warning("a response of another hub broke off: %s", error)
+        if "event-stream" not in reply.headers.get("content-type", ""):
+            return  # the connection is closed: a truncated response must not look complete
+        if is_call:
             await request.write(sse.encode_event(rpc.encode_error(id, -32000, LOST)))
         request.end()
     finally:
         watching.cancel()
         await asyncio.wait([watching])
         reply.body.close()
+
+
+def _is_long(reply: HttpReply) -> bool:
+    headers = reply.headers
+    return "transfer-encoding" in headers or int(headers.get("content-length", 0)) > HELD_BYTES
 
 
 async def _await_end(
@@ -607,14 +557,12 @@ class InternalApp:
         self,
         app: Application,
         cluster: Cluster,
-        secret: ClusterSecret,
         mounts: Mapping[str, Serve],
     ) -> None:
         """`mounts` serve the paths, by their prefixes, that only hubs may request."""
         self._mounts = mounts
         self._app = app
         self._cluster = cluster
-        self._secret = secret
         self._is_closing = False
         self._running = 0
         """Requests that this hub has taken and not answered."""
@@ -628,16 +576,14 @@ class InternalApp:
         return not self._running
 
     def admit(self, request: ServerRequest) -> bool:
-        header = request.fields.get(_SEAL.encode(), b"").decode("latin-1")
-        opened = None
-        if request.path == PATH and request.method == "POST" and header:
-            opened = self._secret.open(header, self._cluster.mark)
-        if opened is None:
+        mark = self._cluster.mark.encode()
+        is_ours = request.path == PATH and request.fields.get(_TO.encode()) == mark
+        # The listener takes no connection without TLS; a mistake there must not let others in.
+        if not (is_ours and request.method == "POST" and request.connection.is_encrypted):
             request.refusal = build_error(404, "not found")
             return False
-        text, digest = opened
-        request.refusal = f"{text.split(' ')[1]} {digest}"
-        request.extra = [(_PROOF.encode(), self._secret.prove(text).encode())]
+        request.refusal = request.fields.get(_FROM.encode(), b"").decode("latin-1")
+        request.extra = [(_HUB.encode(), mark)]
         return True
 
     def answer(self, request: ServerRequest) -> Work[None] | None:
@@ -646,9 +592,9 @@ class InternalApp:
         if self._is_closing:
             _leave_to_owner(request)
             return None
-        (sender, digest), request.refusal = request.refusal.split(" "), None
-        if request.refused or hashlib.sha256(request.body).hexdigest() != digest:
-            return _reject(request, request.refused or 400)
+        sender, request.refusal = request.refusal, None
+        if request.refused:
+            return _reject(request, request.refused)
         try:
             sent = _decoder.decode(request.body)
             request.hand_over(_parse_principal(sent.principal))

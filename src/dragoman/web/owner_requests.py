@@ -2,7 +2,7 @@
 
 A part whose connections cannot be forwarded as they are, such as gRPC or a session of its own,
 sends what it has to the owner, which responds with frames: each has its length before it. Knows
-nothing of what is in them. `web/forwarding.py` seals the requests.
+nothing of what is in them. `web/forwarding.py` sends the requests.
 """
 
 from __future__ import annotations
@@ -18,16 +18,14 @@ from dragoman.core.principal import Principal
 from dragoman.web.forwarding import (
     HEAD_SECONDS,
     MAX_FORWARDED,
-    MAX_REPLY,
     OWNER_WAITS,
     Cluster,
-    ClusterSecret,
     ForwardedRequest,
     HubAddress,
     OpenClient,
     is_alive,
     render_principal,
-    send_sealed,
+    send_to_hub,
 )
 from dragoman.web.http.request import ServerRequest
 from dragoman.wire.http import HttpReply
@@ -39,15 +37,15 @@ ASK_SECONDS = 3.0
 """How long the other hubs have for the answer to a request to all of them."""
 LENGTH = 4
 """Bytes of the length before a frame."""
+MAX_FRAME = 16 * 1024 * 1024
 HEADERS = [(b"content-type", b"application/octet-stream")]
 
 
 class OwnerClient:
     """Implements `core.cluster.OwnerRequests`."""
 
-    def __init__(self, cluster: Cluster, secret: ClusterSecret, open_client: OpenClient) -> None:
+    def __init__(self, cluster: Cluster, open_client: OpenClient) -> None:
         self._cluster = cluster
-        self._secret = secret
         self._open_client = open_client
         self._running = 0
 
@@ -105,7 +103,7 @@ class OwnerClient:
         if self._running >= MAX_FORWARDED:
             raise Overloaded("too many requests are at other hubs; try again shortly")
         opened = self._open_client(hub.address)
-        reply = await send_sealed(self._secret, self._cluster.mark, hub.id, opened, packed, seconds)
+        reply = await send_to_hub(self._cluster.mark, hub.id, opened, packed, seconds)
         if reply is not None and reply.status != 200:
             reply.body.close()
             raise Unreachable(f"hub {hub.id} does not serve this: status {reply.status}")
@@ -114,18 +112,19 @@ class OwnerClient:
     async def _read(self, reply: HttpReply, hub: HubAddress) -> AsyncIterator[bytes]:
         """The frames of a response. A hub that ends may leave its connections open."""
         self._running += 1
-        chunks, held = reply.body.chunks(), b""
+        chunks, held = reply.body.chunks(), bytearray()
         watching = start_task(self._watch(hub))
         try:
             while (piece := await _read_unless(chunks, watching)) is not None:
                 held += piece
                 while len(held) >= LENGTH:
                     end = LENGTH + int.from_bytes(held[:LENGTH], "big")
-                    if end > MAX_REPLY:
+                    if end > LENGTH + MAX_FRAME:
                         raise Unreachable(f"hub {hub.id} has sent too much")
                     if len(held) < end:
                         break
-                    frame, held = held[LENGTH:end], held[end:]
+                    frame = bytes(held[LENGTH:end])
+                    del held[:end]
                     yield frame
         finally:
             self._running -= 1

@@ -17,11 +17,13 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
 from dragoman import __version__, home
 from dragoman.cli.base.output import clean
+from dragoman.cli.base.shared_audit import AUDIT_FILES, list_audit_homes
 from dragoman.cli.clients.install import read_client_state
 from dragoman.cli.clients.known_clients import CLIENTS
 from dragoman.cli.doctor.findings import DoctorContext, Finding, Level
@@ -167,6 +169,21 @@ def check_running_hub(found: DoctorContext) -> Iterator[Finding]:
         yield Finding("hub", "info", "no hub is running on this home", "dragoman up starts one")
 
 
+def check_cluster(found: DoctorContext) -> Iterator[Finding]:
+    """Checks the hubs that work as one with the running hub, and the copy of the audit log."""
+    for problem in found.store_problems:
+        yield Finding("stores", "problem", problem, "see the hub's log: dragoman logs")
+    living = [one for one in found.hubs if one["state"] not in ("stopped", "dead")]
+    problems = [(one["id"], said) for one in living for said in one.get("problems", ())]
+    for id, said in problems:
+        if said not in found.store_problems:
+            fix = "dragoman cluster status; see: dragoman docs cluster"
+            yield Finding("cluster", "warning", f"hub {id}: {said}", fix)
+    if living and not problems:
+        hubs = "1 hub" if len(living) == 1 else f"{len(living)} hubs, which reach each other"
+        yield Finding("cluster", "ok", hubs)
+
+
 def check_port(found: DoctorContext) -> Iterator[Finding]:
     if found.config is None:
         return
@@ -250,31 +267,37 @@ def _is_loopback(host: str) -> bool:
 
 
 def check_audit(found: DoctorContext) -> Iterator[Finding]:
+    logs = list_audit_homes(found.home)
+    if not logs:
+        yield Finding("audit", "info", "no audit log yet")
+    for log in logs:
+        for one in _check_audit_log(log, found.deep):
+            of = f"{log.relative_to(found.home)}: " if log != found.home else ""
+            yield replace(one, said=f"{of}{one.said}")
+
+
+def _check_audit_log(place: Path, deep: bool) -> Iterator[Finding]:
     from dragoman.stores.audit.reader import AuditReader
     from dragoman.stores.audit.verify import verify
 
-    parts = ("audit.db", "audit.key", "audit.head")
-    missing = [name for name in parts if not (found.home / name).exists()]
-    if len(missing) == len(parts):
-        yield Finding("audit", "info", "no audit log yet")
-        return
+    missing = [name for name in AUDIT_FILES if not (place / name).exists()]
     fix = "restore a backup; see: dragoman docs operations"
     if missing:
         said = f"{' and '.join(missing)} is missing, so the audit log cannot be verified"
         yield Finding("audit", "problem", said, fix)
         return
     try:
-        reader = AuditReader(found.home)
+        reader = AuditReader(place)
         entries = reader.find_last_seq()
         reader.close()
     except HubError as error:
         yield Finding("audit", "problem", str(error), fix)
         return
-    if entries > MOST_ENTRIES and not found.deep:
+    if entries > MOST_ENTRIES and not deep:
         said = f"{entries} entries, not verified"
         yield Finding("audit", "info", said, "dragoman doctor --deep, or dragoman audit verify")
         return
-    verdict = verify(found.home)
+    verdict = verify(place)
     if verdict.ok:
         yield Finding("audit", "ok", f"{verdict.entries} entries verified")
     else:

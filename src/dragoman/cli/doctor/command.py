@@ -22,6 +22,7 @@ CHECKS: tuple[Check, ...] = (
     checks.check_modes,
     checks.check_configuration,
     checks.check_running_hub,
+    checks.check_cluster,
     checks.check_port,
     checks.check_grpc,
     checks.check_plugins,

@@ -60,6 +60,11 @@ class DoctorContext:
     undecided: Sequence[Mapping[str, Any]] = ()
     """Runs of the running hub that need a decision; at most `MAX_WAITING`."""
 
+    store_problems: Sequence[str] = ()
+    """What the running hub reports of its stores."""
+    hubs: Sequence[Mapping[str, Any]] = ()
+    """The hubs of the cluster, as the running hub describes them."""
+
     def find_variable(self, name: str) -> str | None:
         """Returns a variable as a hub started here would see it."""
         return os.environ.get(name, self.env.get(name))
@@ -92,10 +97,14 @@ def _gather_from_hub(found: DoctorContext, socket_path: str) -> None:
     try:
         servers = get("/api/mcp/servers")["connected"]
         found.servers = {server["name"]: server for server in servers}
-        found.agents = get("/api/status").get("agents", {})
+        status = get("/api/status")
+        found.agents = status.get("agents", {})
+        found.store_problems = status.get("store_problems", ())
     except (hub_client.HubUnavailable, hub_client.HubProblem) as error:
         found.hub_problem = str(error)
     # The policies may not permit it.
+    with contextlib.suppress(hub_client.HubUnavailable, hub_client.HubProblem):
+        found.hubs = get("/api/cluster")["hubs"]
     with contextlib.suppress(hub_client.HubUnavailable, hub_client.HubProblem):
         for state in ("held", "new"):
             found.pins = [*found.pins, *get(f"/api/pins?state={state}")["pins"]]

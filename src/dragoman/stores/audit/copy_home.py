@@ -54,7 +54,7 @@ def copy_audit(
     open_tables(url)
     try:
         id = asyncio.run(_copy(home, url, keys, node, found.entries, progress))
-        report = verify_shared(url, home, keys)
+        report = verify_shared(url, [home], keys)
     except find_errors() as error:
         raise ConfigError(describe_failure(url, error)) from error
     except StorageFailed as error:

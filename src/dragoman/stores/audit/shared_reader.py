@@ -107,10 +107,10 @@ def split_position(position: int) -> tuple[float, int, int]:
 class SharedRecords:
     """Thread-safe. Its methods block, and raise `StorageFailed` if the database is away."""
 
-    def __init__(self, url: str, home: Path | None) -> None:
-        """`home` is that of a hub which copies its chain to this database."""
+    def __init__(self, url: str, *homes: Path) -> None:
+        """`homes` are those of hubs on this machine that copy their chains to this database."""
         self._url = url
-        self._home = home
+        self._homes = homes
         self._idle: list[Connection] = []
         self._lock = threading.Lock()
 
@@ -131,10 +131,13 @@ class SharedRecords:
         column for searches may be cut off."""
         with self._borrow() as db:
             chains = {row[0]: KnownChain(*row[1:]) for row in db.execute(_CHAINS).fetchall()}
-            tail = self._read_tail(chains)
-            fresh = (one for one in tail.records if before is None or one[0] < before)
-            stored = self._read_stored(db, chains, tail, wanted, before, may_match)
-            yield from heapq.merge(fresh, stored, key=lambda one: one[0], reverse=True)
+            tails = [self._read_tail(chains, home) for home in self._homes]
+            fresh = (
+                [one for one in tail.records if before is None or one[0] < before] for tail in tails
+            )
+            copied = {tail.chain: tail for tail in tails}
+            stored = self._read_stored(db, chains, copied, wanted, before, may_match)
+            yield from heapq.merge(*fresh, stored, key=lambda one: one[0], reverse=True)
 
     def list_ended_after(
         self, positions: Mapping[str, int], limit: int = 1_000
@@ -170,7 +173,7 @@ class SharedRecords:
         self,
         db: Connection,
         chains: Mapping[int, KnownChain],
-        tail: _Tail,
+        tails: Mapping[int, _Tail],
         wanted: RecordQuery,
         before: int | None,
         may_match: MayMatch,
@@ -187,7 +190,7 @@ class SharedRecords:
             rows = db.execute(statement, (*more, size), binary=True).fetchall()
             for chain, seq, kind, at, body, last, conclusion in rows:
                 known = chains.get(chain)
-                if chain == tail.chain:
+                if (tail := tails.get(chain)) is not None:
                     if known is not None and seq > known.head_seq:
                         continue  # copied a moment ago: the tail has it
                     if last is None and seq in tail.ends:
@@ -202,16 +205,14 @@ class SharedRecords:
             place = (at, chain, seq)
             size = PAGE
 
-    def _read_tail(self, chains: Mapping[int, KnownChain]) -> _Tail:
-        """Reads the newest entries of the home, which the database does not have yet."""
-        if self._home is None:
-            return _Tail()
-        own = read_chain_id(self._home)
+    def _read_tail(self, chains: Mapping[int, KnownChain], home: Path) -> _Tail:
+        """Reads the newest entries of a home, which the database does not have yet."""
+        own = read_chain_id(home)
         number, known = next(
             ((number, one) for number, one in chains.items() if one.id == own), (0, None)
         )
         try:
-            reader = AuditReader(self._home)
+            reader = AuditReader(home)
         except NotFound:
             return _Tail()
         with closing(reader):

@@ -7,7 +7,7 @@ what the other hubs have recorded of it. The columns for searches must say the s
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,23 +87,26 @@ class _Claims:
 
 
 def verify_shared(
-    url: str, home: Path | None, keys: ChainKeys, progress: Progress = ignore_progress
+    url: str, homes: Sequence[Path], keys: ChainKeys, progress: Progress = ignore_progress
 ) -> SharedReport:
-    """Verifies every chain in constant memory. `home` is that of a hub with a chain of its own,
-    which must contain what was copied from it. Raises `StorageFailed` if the database is away."""
+    """Verifies every chain in constant memory. `homes` are those of hubs on this machine, which
+    must contain what was copied from them. Raises `StorageFailed` if the database is away."""
     try:
         with connect(url, LONG_SECONDS) as db:
             # One snapshot: hubs go on writing.
             db.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            return _verify(db, home, keys, progress)
+            return _verify(db, homes, keys, progress)
     except find_errors() as error:
         raise StorageFailed(describe_failure(url, error)) from error
 
 
-def _verify(db: Connection, home: Path | None, keys: ChainKeys, progress: Progress) -> SharedReport:
+def _verify(
+    db: Connection, homes: Sequence[Path], keys: ChainKeys, progress: Progress
+) -> SharedReport:
     claims = _Claims()
-    own = read_chain_id(home) if home is not None else None
-    home_key = chain.read_key(home) if home is not None else None
+    own = {id: home for home in homes if (id := read_chain_id(home)) is not None}
+    home_keys = (key for home in homes if (key := chain.read_key(home)) is not None)
+    home_key = next(home_keys, None)
     found = db.execute(_CHAINS).fetchall()
     total = _count(db)
     done = 0
@@ -113,7 +116,9 @@ def _verify(db: Connection, home: Path | None, keys: ChainKeys, progress: Progre
         id, sealed = row[1], row[3]
         key = keys.open(id, bytes(sealed)) if sealed is not None else None
         try:
-            if id == own or (key is None and sealed is None):
+            if id in own:
+                key = chain.read_key(own[id])
+            elif sealed is None:
                 key = home_key
             if key is None:
                 why = "was changed, or sealed with another secret" if sealed else "is missing"
@@ -122,28 +127,28 @@ def _verify(db: Connection, home: Path | None, keys: ChainKeys, progress: Progre
                 done += 1
                 if done % PROGRESS_ENTRIES == 0:
                     progress(done, total)
-            if id == own and home is not None:
-                _compare_home(db, row, home, AuditSeal(key))
+            if id in own:
+                _compare_home(db, row, own[id], AuditSeal(key))
         except ChainBroken as broken:
             problem, at = broken.problem, broken.seq
         reports.append(
             ChainReport(id, row[2], proved.entries, proved.first, proved.last, problem, at)
         )
     progress(done, total)
-    if own is not None and own not in {row[1] for row in found}:
-        reports.append(
-            ChainReport(own, "", 0, 0, 0, "the chain of this home is not in the database", None)
-        )
+    for id in sorted(own.keys() - {row[1] for row in found}):
+        said = f'the chain of "{own[id]}" is not in the database'
+        reports.append(ChainReport(id, "", 0, 0, 0, said, None))
     reports = [_check_claim(db, found, claims, report) for report in reports]
     known = {report.chain for report in reports}
     for id in sorted(claims.newest.keys() - known):
         tip = claims.newest[id]
         said = f"the chain is missing: chain {claims.by[id]} recorded that it had {tip.seq} entries"
         reports.append(ChainReport(id, "", 0, 0, 0, said, None))
-    return _sum_up(reports)
+    return sum_up(reports)
 
 
-def _sum_up(reports: list[ChainReport]) -> SharedReport:
+def sum_up(reports: list[ChainReport]) -> SharedReport:
+    """Builds the report of all chains."""
     entries = sum(one.entries for one in reports)
     first = min((one.first_seq for one in reports if one.entries), default=0)
     last = max((one.last_seq for one in reports), default=0)

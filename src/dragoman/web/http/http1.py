@@ -187,6 +187,10 @@ class HttpConnection(asyncio.Protocol):
         peer = self._transport.get_extra_info("peername")
         return str(peer[0]) if isinstance(peer, tuple) and peer else ""
 
+    @property
+    def is_encrypted(self) -> bool:
+        return self._transport.get_extra_info("sslcontext") is not None
+
     def find_peer(self, find: Callable[[Any], Principal | None]) -> Principal | None:
         principal = find(self._transport)
         self.peer = (principal,)

@@ -5,12 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
+from typing import Any
 
 from dragoman.core.access import WhyEnded
 from dragoman.core.background import Background, Work
 from dragoman.web.http.body_budget import BodyBudget
 from dragoman.web.http.connection_limits import BODY_BYTES, MAX_CONNECTIONS, ConnectionLimits
-from dragoman.web.http.http1 import BUDGET_BYTES, AdmitLater, Application, HttpConnection
+from dragoman.web.http.http1 import (
+    BUDGET_BYTES,
+    HEAD_SECONDS,
+    LAST_SECONDS,
+    AdmitLater,
+    Application,
+    HttpConnection,
+)
 from dragoman.web.http.request import ServerRequest
 
 BACKLOG = 2048
@@ -40,6 +49,7 @@ class HttpListener:
         budget: BodyBudget | None = None,
         connections: int = MAX_CONNECTIONS,
         body_bytes: int = BODY_BYTES,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         """`budget` is shared with other listeners; a body may have `body_bytes`."""
         self._app = app
@@ -48,10 +58,16 @@ class HttpListener:
         self._connections = ConnectionLimits(connections, body_bytes)
         self._server: asyncio.Server | None = None
         self._accepted = Background("a listener")
+        self._tls: dict[str, Any] = {}
+        if tls is not None:
+            times = {"ssl_handshake_timeout": HEAD_SECONDS, "ssl_shutdown_timeout": LAST_SECONDS}
+            self._tls = {"ssl": tls, **times}
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(self._build, sock=self._sock, backlog=BACKLOG)
+        self._server = await loop.create_server(
+            self._build, sock=self._sock, backlog=BACKLOG, **self._tls
+        )
 
     def _build(self) -> asyncio.Protocol:
         loop = asyncio.get_running_loop()
@@ -83,7 +99,7 @@ class HttpListener:
         self.stop_accepting()
         loop = asyncio.get_running_loop()
         for sock in waiting:
-            self._accepted.spawn(loop.connect_accepted_socket(self._build, sock))
+            self._accepted.spawn(loop.connect_accepted_socket(self._build, sock, **self._tls))
         until = loop.time() + LAST_REQUESTS_SECONDS
         while loop.time() < until:
             await asyncio.sleep(0.01)  # reads what has arrived, at least
