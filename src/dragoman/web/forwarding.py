@@ -78,6 +78,10 @@ class HubAddress(Protocol):
     def address(self) -> str:
         """`host:port`, or the path of a Unix socket."""
 
+    @property
+    def is_ended(self) -> bool:
+        """Whether it has died or stopped; another hub will own what it owned."""
+
 
 class Cluster(Protocol):
     """What forwarding needs to know of the hubs."""
@@ -297,7 +301,7 @@ class ForwardingApp:
                     await _serve_again(self._app, request, is_charged)
                     return
                 try:
-                    if await self._send(request, owner, is_charged):
+                    if not owner.is_ended and await self._send(request, owner, is_charged):
                         return
                     problem = Unreachable(f"hub {owner.id} does not answer", sent=False)
                 except Unreachable as error:
@@ -361,7 +365,7 @@ class ForwardingApp:
             found = await self._cluster.find_owner(owner.id)
         except StorageFailed:
             return True
-        return found is not None and found.id == owner.id
+        return found is not None and found.id == owner.id and not found.is_ended
 
 
 async def send_sealed(
