@@ -7,15 +7,18 @@ import gc
 import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from time import time
 from typing import Any
 
 import pytest
+from tests.stores import places
 
 from dragoman.core.access import TOKEN_EXPIRED
 from dragoman.core.call import FORM, Progress, Question, Result, Update, Updates
 from dragoman.core.errors import (
+    ConfigError,
     InvalidInput,
     NotFound,
     Overloaded,
@@ -37,6 +40,7 @@ from dragoman.core.tasks import (
     Work,
 )
 from dragoman.core.tool import build_unknown_tool
+from dragoman.stores.database import connect_server
 from dragoman.stores.tasks import MemoryTaskStore, SqliteTaskStore
 
 INTERRUPTED = "it was interrupted: the hub was stopped while it worked on this"
@@ -112,6 +116,51 @@ def kept(tasks: TaskRegistry[NotedRecord], owner: Principal, *ids: str) -> list[
 
 def ids(tasks: TaskRegistry[NotedRecord], owner: Principal) -> list[str]:
     return [task.id for task in tasks.list_owned(owner)]
+
+
+# --- tasks of another hub
+
+
+async def test_a_damaged_task_does_not_hold_up_the_takeover_of_others(postgres_url: str) -> None:
+    with closing(connect_server(postgres_url)) as server:
+        one, two = SqliteTaskStore(server, hub="one"), SqliteTaskStore(server, hub="two")
+        before = listed(one, count=300, count_per_owner=300)
+        made = kept(before, ALICE, *(f"t{n}" for n in range(250)))
+        made[0].say("hello")
+        before.flush()
+        for task in made[1:]:
+            task.finish()
+        before.flush()
+        places.execute(server, "", "UPDATE tasks SET about = 'x' WHERE id = 't7'")
+        places.execute(server, "", f"UPDATE tasks SET state = 'odd' WHERE key = {made[9].key}")
+        places.execute(server, "", f"INSERT INTO task_log VALUES ({made[9].key}, 100, 1, '[[')")
+
+        def build(stored: StoredTask) -> Noted:
+            if stored.id == "t8":
+                raise ConfigError("its header is damaged")
+            return build_stored(stored)
+
+        tasks = listed(two, count=300, count_per_owner=300)
+        noted: list[Task[NotedRecord]] = []
+        turns = 0
+
+        async def count_turns() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        counting = asyncio.ensure_future(count_turns())
+        await tasks.take_over("one", build, noted.extend)
+        counting.cancel()
+        assert turns >= 3  # it works on meanwhile
+        assert {task.id for task in noted} == {task.id for task in made} - {"t7", "t8", "t9"}
+        assert tasks.get(ALICE, "t0").message == INTERRUPTED
+        await tasks.take_over("one", build, noted.extend)
+        assert len(noted) == 247
+        rows = places.execute(server, "", "SELECT id FROM tasks WHERE hub = 'damaged' ORDER BY id")
+        assert [id for (id,) in rows] == ["t7", "t8", "t9"]
+        await tasks.close()
 
 
 # --- bounds

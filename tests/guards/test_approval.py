@@ -318,5 +318,12 @@ async def test_calls_of_another_hub_that_has_ended_are_interrupted(rig: Rig) -> 
         rig.desk.decide(id, True, LEA)
         assert rig.desk.claim(id) is not None
         begun.append(id)
+    approved = await rig.park(hub="none")  # by a hub that dies before it begins
+    rig.store.decide(approved, APPROVED, "lea", "", rig.now)
+    rig.ready.clear()
     rig.desk.take_over("one")
     assert [rig.desk.get(id).outcome for id in begun] == [INTERRUPTED, RUNNING]
+    assert rig.ready == [approved]
+    with rig.desk.attend(approved):  # its client waits here, and makes the call itself
+        rig.desk.take_over("one")
+        assert rig.ready == [approved]

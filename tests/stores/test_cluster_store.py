@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from dragoman.core.cluster import OwnedElsewhere, find_mark, make_id
 from dragoman.core.errors import StorageFailed
+from dragoman.stores import cluster
 from dragoman.stores.cluster import _JOIN, _LIST, READY, PostgresCluster
 
 LEASE = 1.0
@@ -24,8 +26,8 @@ async def until(found: Callable[[], Any], seconds: float = 15.0) -> None:
 
 
 @asynccontextmanager
-async def run_hub(url: str, node: str) -> AsyncIterator[PostgresCluster]:
-    hub = PostgresCluster(url, node, "1", LEASE)
+async def run_hub(url: str, node: str, lease: float = LEASE) -> AsyncIterator[PostgresCluster]:
+    hub = PostgresCluster(url, node, "1", lease)
     await hub.start(f"{node}:1")
     await hub.set_state(READY)
     try:
@@ -60,7 +62,8 @@ async def test_a_lease_has_one_holder_and_passes_on_with_a_larger_token(postgres
 async def test_a_hub_that_was_declared_dead_joins_again_as_another(postgres_url: str) -> None:
     taken: list[str] = []
     renamed: list[str] = []
-    async with run_hub(postgres_url, "a") as first, run_hub(postgres_url, "b") as second:
+    # With a long lease: a busy machine must not declare any of them dead.
+    async with run_hub(postgres_url, "a", 30) as first, run_hub(postgres_url, "b", 30) as second:
 
         async def take(id: str) -> None:
             taken.append(id)
@@ -91,9 +94,15 @@ async def test_a_hub_that_was_declared_dead_joins_again_as_another(postgres_url:
             await admin.execute(  # as if it had not been heard of, by the one that can judge
                 "UPDATE dragoman.hubs SET state = 'stopped' WHERE id = %s", (old,)
             )
-        await until(lambda: taken == [old] and renamed == [first.mark])
+
+        def is_renamed() -> bool:
+            for hub in (first, second):
+                hub._wake.set()
+            return taken == [old] and renamed == [first.mark]
+
+        await until(is_renamed)
         assert first.mark != old and not failing
-        await until(lambda: is_owner(second, old) and not is_owner(first, old))
+        await until(lambda: is_renamed() and is_owner(second, old) and not is_owner(first, old))
         assert await second.find_owner(old) is None
 
 
@@ -142,3 +151,89 @@ async def test_a_failed_takeover_does_not_end_the_renewals(postgres_url: str) ->
         await until(lambda: is_owner(second, first.mark))
         renewed = second._renewed
         await until(lambda: second._renewed > renewed + LEASE)
+
+
+@pytest.mark.timeout(60)
+async def test_an_heir_that_dies_in_a_takeover_leaves_all_to_its_own_heir(
+    postgres_url: str,
+) -> None:
+    taken: list[str] = []
+    async with (
+        run_hub(postgres_url, "a", 30) as first,
+        run_hub(postgres_url, "b", 30) as second,
+    ):
+
+        async def never_end(id: str) -> None:
+            taken.append(id)
+            await asyncio.Event().wait()
+
+        second.on_inherit.append(never_end)
+        await first.stop()
+        await until(lambda: taken == [first.mark])
+        assert not is_owner(second, first.mark)  # it serves nothing that it has not taken over
+        async with run_hub(postgres_url, "c", 30) as third:
+            owner = await third.find_owner(first.mark)
+            assert owner is not None and owner.is_ended and not owner.is_settled
+
+            async def take(id: str) -> None:
+                taken.append(id)
+
+            third.on_inherit.append(take)
+            await second.stop()
+            await until(lambda: is_owner(third, first.mark) and is_owner(third, second.mark))
+            assert sorted(taken[1:]) == sorted([first.mark, second.mark])
+            await third.stop()
+            async with run_hub(postgres_url, "d", 30) as fourth:  # which has nothing left to do
+                fourth.on_inherit.append(take)
+                marks = (first.mark, second.mark, third.mark)
+                await until(lambda: all(is_owner(fourth, mark) for mark in marks))
+                assert taken[3:] == [third.mark]
+
+
+@pytest.mark.timeout(60)
+async def test_a_long_takeover_does_not_cost_the_heir_its_own_lease(postgres_url: str) -> None:
+    async with run_hub(postgres_url, "a") as first, run_hub(postgres_url, "b") as second:
+        may_end = asyncio.Event()
+        attempts: list[str] = []
+
+        async def take(id: str) -> None:
+            attempts.append(id)
+            if len(attempts) == 1:
+                raise StorageFailed("for the moment")
+            await may_end.wait()
+
+        second.on_inherit.append(take)
+        await first.stop()
+        await until(lambda: len(attempts) == 2)
+        renewed = second._renewed
+        await until(lambda: second._renewed > renewed + 2 * LEASE)
+        assert second.is_connected and not is_owner(second, first.mark)
+        may_end.set()
+        await until(lambda: is_owner(second, first.mark))
+        assert attempts == [first.mark] * 2
+
+
+async def test_a_hub_that_was_declared_dead_becomes_no_heir(postgres_url: str) -> None:
+    """It may have been paused in the middle of a renewal."""
+    async with (
+        run_hub(postgres_url, "a", 30) as first,
+        run_hub(postgres_url, "b", 30) as second,
+        await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as admin,
+    ):
+        stop = "UPDATE dragoman.hubs SET state = 'stopped', heir = %s WHERE id = %s"
+        async with second._lock, first._lock:
+            await admin.execute(stop, ("00000000", second.mark))
+            await admin.execute(stop, (None, first.mark))
+            assert not await second._become_heir(first.mark)
+
+
+async def test_leases_expire_while_the_machine_sleeps(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert getattr(time, "CLOCK_BOOTTIME", cluster._CLOCK) == cluster._CLOCK
+    async with run_hub(postgres_url, "a", 30) as hub:
+        hub.holds("work")
+        await until(lambda: hub.holds("work") and hub.is_connected)
+        now = cluster._read_clock() + 31
+        monkeypatch.setattr(cluster, "_read_clock", lambda: now)  # as it wakes up
+        assert not hub.holds("work") and not hub.is_connected

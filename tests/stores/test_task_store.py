@@ -8,8 +8,8 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,17 @@ import psycopg
 import pytest
 
 from dragoman.core.errors import ConfigError, StorageFailed
-from dragoman.core.ports import StoredPush, TaskChange
+from dragoman.core.ports import StoredPush, StoredTask, TaskChange
 from dragoman.core.principal import Principal
 from dragoman.core.tasks import Entry
 from dragoman.stores.database import StorePlace, connect_server
-from dragoman.stores.tasks import _STILL_OWNED, DATABASE, MemoryTaskStore, SqliteTaskStore
+from dragoman.stores.tasks import (
+    _STILL_OWNED,
+    DATABASE,
+    TAKEN_BYTES,
+    MemoryTaskStore,
+    SqliteTaskStore,
+)
 
 ALICE = Principal("key", "alice", "acme")
 
@@ -209,7 +215,7 @@ FULL_DISK = """
 import json, resource, sys
 from pathlib import Path
 from dragoman.core.errors import StorageFailed
-from dragoman.core.ports import StoredPush, TaskChange
+from dragoman.core.ports import StoredPush, StoredTask, TaskChange
 from dragoman.core.principal import OWNER
 from dragoman.core.tasks import Entry
 from dragoman.stores.tasks import SqliteTaskStore
@@ -334,7 +340,7 @@ def test_unreadable_entry_is_reported_to_the_operator(tmp_path: Path) -> None:
 WRITER = """
 import os, sys
 from pathlib import Path
-from dragoman.core.ports import StoredPush, TaskChange
+from dragoman.core.ports import StoredPush, StoredTask, TaskChange
 from dragoman.core.principal import OWNER
 from dragoman.core.tasks import Entry
 from dragoman.stores.tasks import SqliteTaskStore
@@ -420,18 +426,28 @@ def test_each_hub_has_its_own_tasks_and_takes_over_those_of_another(postgres_url
         assert [task.id for task in one.load()] == ["old"] and two.load() == []
         ((key, _),) = one.save([change(id="new")])
         one.save_push(StoredPush(key, "p", {}, 0, 0, 0.0, ""))
+        push = StoredPush(key, "p", {}, 7, 0, 0.0, "")
         owner = change().owner
         assert two.find_hub(owner, "new") == "one"
         assert two.find_hub(Principal("key", "stranger"), "new") is None
         assert two.load() == [] and two.load_pushes() == []
-        assert sorted(task.id for task in two.take_over("one")) == ["new", "old"]
-        assert len(two.take_over("one")) == 2 and one.load() == []
+        assert sorted(task.id for task in take_all(two, "one")) == ["new", "old"]
+        assert two.load_ended("one") == [] and one.load() == []
         assert len(two.load_pushes()) == 1 and one.load_pushes() == []
         assert one.find_hub(owner, "new") == "two"
         # The first one was only paused: it must not change what the other has taken over.
         with pytest.raises(StorageFailed, match="taken the task over"):
             one.save([change(id="new", key=key, state="failed")])
         assert {task.state for task in two.load()} == {change().state}
+        for hook in (lambda: one.save_push(push), lambda: one.delete_push(key, "p")):
+            with pytest.raises(StorageFailed, match="taken the task over"):
+                hook()
+        assert [each.cursor for each in two.load_pushes()] == [0]
+        two.save_push(push)
+        assert [each.cursor for each in two.load_pushes()] == [7]
+        two.delete_push(key, "p")
+        assert two.load_pushes() == []
+        two.delete_push(key + 100, "p")  # of a task that does not exist any more
 
 
 def test_a_save_whose_answer_was_lost_is_repeated_without_doubles(postgres_url: str) -> None:
@@ -458,31 +474,50 @@ def test_a_save_whose_answer_was_lost_is_repeated_without_doubles(postgres_url: 
         assert [entry.number for entry in store.load_entries(key)] == [1, 2, 3, 4]
 
 
-def test_a_takeover_that_failed_halfway_is_repeated(postgres_url: str) -> None:
+def take_all(store: SqliteTaskStore, hub: str) -> list[StoredTask]:
+    found: list[StoredTask] = []
+    while ended := store.load_ended(hub):
+        taken = store.take_over(hub, [one.key for one in ended], [])
+        found += [one.stored for one in ended if one.stored is not None and one.key in taken]
+    return found
+
+
+def test_a_takeover_whose_answer_was_lost_is_repeated(postgres_url: str) -> None:
     with closing(connect_server(postgres_url)) as server:
         one, two = SqliteTaskStore(server, hub="one"), SqliteTaskStore(server, hub="two")
         one.save([change(id="a"), change(id="b")])
-        take, load = two._take, two._load_where
+        commit = two._writer.transaction
 
-        def lose(hub: str, most: int | None = None) -> set[int]:
-            take(hub, most)
-            raise StorageFailed("the answer was lost")
+        @contextmanager
+        def lose() -> Iterator[None]:
+            with commit():
+                yield
+            raise sqlite3.OperationalError("the answer was lost")
 
-        def fail(where: str, values: tuple[Any, ...]) -> Any:
-            raise ConfigError("cannot be read")
-
-        two._take = lose  # type: ignore[method-assign]
+        two._writer.transaction = lose  # type: ignore[method-assign]
         with pytest.raises(StorageFailed, match="the answer was lost"):
-            two.take_over("one")
-        two._take = take  # type: ignore[method-assign]
-        two._load_where = fail  # type: ignore[method-assign]
-        with pytest.raises(ConfigError, match="cannot be read"):
-            two.take_over("one")
-        two._load_where = load  # type: ignore[method-assign]
-        found = two.take_over("one")
-        assert sorted(task.id for task in found) == ["a", "b"]
-        two.delete(found[0].key)  # not in the database yet, and not taken over again
-        assert [task.key for task in two.take_over("one")] == [found[1].key]
+            take_all(two, "one")
+        two._writer.transaction = commit  # type: ignore[method-assign]
+        assert one.load() == []
+        assert sorted(task.id for task in take_all(two, "one")) == ["a", "b"]
+        assert take_all(two, "one") == []
+
+
+def test_a_takeover_comes_in_parts_of_bounded_size(postgres_url: str) -> None:
+    with closing(connect_server(postgres_url)) as server:
+        one, two = SqliteTaskStore(server, hub="one"), SqliteTaskStore(server, hub="two")
+        large = "x" * (TAKEN_BYTES // 2)
+        one.save([
+            *(change(id=f"large{n}", entries=(said(1, large),)) for n in range(3)),
+            *(change(id=f"small{n}", updated=3.0, state="completed") for n in range(150)),
+        ])  # fmt: skip
+        sizes = []
+        while ended := two.load_ended("one"):
+            two.take_over("one", [each.key for each in ended], [])
+            sizes.append([each.id[:5] for each in ended])
+        assert [(part.count("large"), part.count("small")) for part in sizes] == [
+            (1, 0), (1, 0), (1, 99), (0, 51)
+        ]  # fmt: skip
 
 
 def test_no_task_is_taken_over_while_its_hub_stores_it(postgres_url: str) -> None:
@@ -495,5 +530,5 @@ def test_no_task_is_taken_over_while_its_hub_stores_it(postgres_url: str) -> Non
             text = _STILL_OWNED.replace("?", "%s")
             assert paused.execute(text.encode(), (1, [key], "one")).fetchone() == (1,)
             with pytest.raises(StorageFailed, match="lock timeout"):
-                two.take_over("one")
-        assert [task.key for task in two.take_over("one")] == [key]
+                take_all(two, "one")
+        assert [task.key for task in take_all(two, "one")] == [key]

@@ -283,7 +283,7 @@ class App:
     async def _inherit(self, hub: str) -> None:
         """Another hub has ended, and this one is its heir."""
         self.parts.guards.approvals.take_over(hub)
-        self.parts.agents.take_over(hub)
+        await self.parts.agents.take_over(hub)
 
     async def _begin_anew(self, hub: str) -> None:
         """Others own what was this hub's own; it goes on under another id."""

@@ -325,10 +325,10 @@ class Agents:
         if self.a2a is not None:
             self.a2a.server.end_principals(why_ended)
 
-    def take_over(self, hub: str) -> None:
+    async def take_over(self, hub: str) -> None:
         """Takes over the tasks of another hub that has ended. Raises `StorageFailed`."""
         if self.a2a is not None:
-            self.a2a.server.take_over(hub)
+            await self.a2a.server.take_over(hub)
 
     def abandon(self, hub: str) -> None:
         """Other hubs own the tasks of this one, which has the id `hub` from now on."""

@@ -197,6 +197,17 @@ class StoredPush(Struct, frozen=True):
     """Why delivery has stopped; empty while it continues."""
 
 
+class EndedTask(Struct, frozen=True):
+    """A task of a hub that has ended."""
+
+    key: int
+    id: str
+    stored: StoredTask | None
+    """None if it cannot be read."""
+    entries: Sequence[Entry] = ()
+    """The log of an unfinished task."""
+
+
 class TaskStore(Protocol):
     """Stores tasks. All methods block and may raise `StorageFailed`."""
 
@@ -227,8 +238,13 @@ class TaskStore(Protocol):
     def load_elsewhere(self, owner: Principal) -> list[StoredTask]:
         """Loads the tasks of a principal that other hubs own."""
 
-    def take_over(self, hub: str) -> list[StoredTask]:
-        """Takes over the tasks of a hub that has ended, and returns them."""
+    def load_ended(self, hub: str) -> list[EndedTask]:
+        """Loads some of the tasks of a hub that has ended, those that changed first. None are
+        returned when this hub has taken over all of them."""
+
+    def take_over(self, hub: str, keys: Sequence[int], damaged: Sequence[int]) -> set[int]:
+        """Takes over tasks of a hub that has ended, and sets the damaged ones aside. Returns those
+        that this hub owns now: each task goes to one hub."""
 
     def claim_key(self, owner: Principal, key: str, id: str) -> str:
         """Claims an idempotency key for a task; returns the id of the task that has it, which may

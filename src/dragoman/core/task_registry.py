@@ -17,7 +17,7 @@ from typing import Any, Generic
 
 from dragoman.core.access import WhyEnded, explain_lost_access
 from dragoman.core.errors import HubError, InvalidInput, NotFound, Overloaded, ShuttingDown
-from dragoman.core.ports import StoredPush, StoredTask, TaskChange, TaskStore
+from dragoman.core.ports import EndedTask, StoredPush, StoredTask, TaskChange, TaskStore
 from dragoman.core.principal import Principal
 from dragoman.core.structs import Struct
 from dragoman.core.tasks import ENDS, WAITS, Entry, R, Task
@@ -94,27 +94,55 @@ class TaskRegistry(Generic[R]):
 
     def load(self, build: Callable[[StoredTask], Task[R]]) -> None:
         """Loads what an earlier hub has stored; tasks that ran then have failed."""
-        self._admit(self._store.load(), build)
-        self._start_sweeping()
-
-    def take_over(self, hub: str, build: Callable[[StoredTask], Task[R]]) -> list[Task[R]]:
-        """Takes over the tasks of another hub that has ended, as after a restart. If it fails, it
-        can be repeated."""
-        known = {task.key for task in self}
-        found = [one for one in self._store.take_over(hub) if one.key not in known]
-        return self._admit(found, build)
-
-    def _admit(
-        self, found: Sequence[StoredTask], build: Callable[[StoredTask], Task[R]]
-    ) -> list[Task[R]]:
-        interrupted, admitted = [], []
-        ordered = sorted(found, key=lambda one: one.updated)
-        for stored in ordered:  # all of it may fail: none is admitted before
-            task = build(stored)
-            admitted.append(task)
+        found = []
+        for stored in sorted(self._store.load(), key=lambda one: one.updated):
+            task = build(stored)  # all of it may fail: none is admitted before
             if stored.state not in ENDS:
                 task.record.restore(self._store.load_entries(stored.key))
-        for stored, task in zip(ordered, admitted, strict=True):
+            found.append((stored, task))
+        self._admit(found)
+        self.flush()
+        self._start_sweeping()
+
+    async def take_over(
+        self,
+        hub: str,
+        build: Callable[[StoredTask], Task[R]],
+        note: Callable[[Sequence[Task[R]]], None],
+    ) -> None:
+        """Takes over the tasks of another hub that has ended, as after a restart: some at a time,
+        so that this hub works on meanwhile. `note` gets those that it owns from now on. If it
+        fails, it can be repeated."""
+        while found := self._store.load_ended(hub):
+            readable, damaged = [], []
+            for one in found:
+                try:
+                    if one.stored is None:
+                        raise ValueError("its row cannot be decoded")
+                    task = build(one.stored)
+                    if one.stored.state not in ENDS:
+                        task.record.restore(list(one.entries))
+                except Exception as error:  # one damaged task must not hold up the others
+                    log.error(
+                        'task "%s" (key %d) of hub %s is damaged and was set aside: %s',
+                        one.id[:100], one.key, hub, error,
+                    )  # fmt: skip
+                    damaged.append(one.key)
+                else:
+                    readable.append((one.stored, task))
+            owned = self._store.take_over(hub, [stored.key for stored, _ in readable], damaged)
+            admitted = [pair for pair in readable if pair[0].key in owned]
+            self._admit(admitted)
+            note([task for _, task in admitted])
+            try:
+                self.flush()
+            except HubError as error:  # what has happened to them is stored later
+                log.error("tasks cannot be stored: %s", error)
+            await asyncio.sleep(0)
+
+    def _admit(self, found: Sequence[tuple[StoredTask, Task[R]]]) -> None:
+        interrupted = []
+        for stored, task in found:
             task.state, task.finished = stored.state, stored.state in ENDS
             task.created, task.updated = stored.created, stored.updated
             task.key, task.saved, task.record.count = stored.key, stored.count, stored.count
@@ -128,8 +156,6 @@ class TaskRegistry(Generic[R]):
                 interrupted.append(task)  # only the hub that sealed a handle can open it
         for task in interrupted:
             task.interrupt()
-        self.flush()
-        return admitted
 
     def abandon(self, hub: str) -> None:
         """Other hubs own all these tasks: stops their calls, and stores nothing more of them. This
@@ -466,8 +492,11 @@ class VolatileTaskStore:
     def load_elsewhere(self, owner: Principal) -> list[StoredTask]:
         return []
 
-    def take_over(self, hub: str) -> list[StoredTask]:
+    def load_ended(self, hub: str) -> list[EndedTask]:
         return []
+
+    def take_over(self, hub: str, keys: Sequence[int], damaged: Sequence[int]) -> set[int]:
+        return set()
 
     def claim_key(self, owner: Principal, key: str, id: str) -> str:
         return id

@@ -364,17 +364,22 @@ class ApprovalDesk:
             if count := self._store.interrupt(self._clock()):
                 log.warning("%d approved calls were interrupted when the hub stopped", count)
             self.sweep()
-            for found in self._store.list_ready():
-                self._start_ready(found)
+            self._start_all_ready()
         except StorageFailed as error:  # nothing of it is made meanwhile
             log.error("approved calls are not continued: %s", error)
 
     def take_over(self, hub: str) -> None:
-        """Marks the calls as interrupted that another hub was making when it ended. Raises
-        `StorageFailed`."""
+        """Marks the calls as interrupted that another hub was making when it ended, and makes those
+        that were approved there and had not begun. Raises `StorageFailed`."""
         if count := self._store.interrupt(self._clock(), hub):
             log.warning("%d approved calls were interrupted when hub %s ended", count, hub)
             self.note_changes()
+        self._start_all_ready()
+
+    def _start_all_ready(self) -> None:
+        for found in self._store.list_ready():
+            if found.request.id not in self._waiting:
+                self._start_ready(found)
 
     def begin(self, id: str) -> bool:
         """Whether the caller may make the call now, which is true once."""

@@ -47,6 +47,7 @@ CREATE TABLE IF NOT EXISTS dragoman.hubs (
   state text NOT NULL,
   heir text
 );
+ALTER TABLE dragoman.hubs ADD COLUMN IF NOT EXISTS settled boolean NOT NULL DEFAULT true;
 CREATE TABLE IF NOT EXISTS dragoman.leases (
   name text PRIMARY KEY,
   hub text NOT NULL,
@@ -88,16 +89,22 @@ WHERE id = %s AND heir IS NULL
 """
 _LIST = """
 SELECT id, node, version, address, state, heir, extract(epoch FROM started_at)::float8,
-       extract(epoch FROM now() - seen_at)::float8
+       extract(epoch FROM now() - seen_at)::float8, settled
 FROM dragoman.hubs
 """
+_LIVE = """
+SELECT id FROM dragoman.hubs
+WHERE id = %s AND heir IS NULL AND state NOT IN ('stopped', 'dead') FOR UPDATE
+"""
+"""A hub that was declared dead becomes no heir; until the transaction ends, none is declared."""
 _INHERIT = """
 UPDATE dragoman.hubs
-SET heir = %(heir)s, state = CASE state WHEN 'stopped' THEN state ELSE 'dead' END
+SET heir = %(heir)s, state = CASE state WHEN 'stopped' THEN state ELSE 'dead' END, settled = false
 WHERE id = %(id)s AND heir IS NULL
   AND (state = 'stopped' OR seen_at < now() - make_interval(secs => %(secs)s)) RETURNING id
 """
 _INHERIT_ALL = "UPDATE dragoman.hubs SET heir = %s WHERE heir = %s"
+_SETTLE = "UPDATE dragoman.hubs SET settled = true WHERE id = %s AND heir = %s"
 _LEASE = """
 INSERT INTO dragoman.leases AS held (name, hub, token, until)
 SELECT name, %(hub)s, 1, now() + make_interval(secs => %(secs)s)
@@ -122,6 +129,8 @@ class HubRecord(Struct, frozen=True):
     started_at: float
     age: float
     """Seconds since it renewed its row, when the row was read."""
+    is_settled: bool = True
+    """Whether its heir, if it has one, has taken over what it owned."""
 
     @property
     def is_ended(self) -> bool:
@@ -155,7 +164,7 @@ class PostgresCluster:
         self._strange: OrderedDict[str, None] = OrderedDict()
         """Ids in requests that no row has, and that have fallen to this hub."""
         self._renewed = 0.0
-        """When the last renewal that succeeded was begun, by the monotonic clock."""
+        """When the last renewal that succeeded was begun."""
         self._leased = 0.0
         """When the last renewal of the leases that succeeded was begun."""
         self._steady_since = 0.0
@@ -176,8 +185,11 @@ class PostgresCluster:
         self._wake = asyncio.Event()
         self._sending: asyncio.Task[None] | None = None
         self._changed: asyncio.Future[None] | None = None
+        self._settling: dict[str, asyncio.Task[None]] = {}
+        """The takeovers that are under way, by the id of the hub that has ended."""
         self.on_inherit: list[Callable[[str], Awaitable[None]]] = []
-        """Called with the id of each hub that this one becomes the heir of."""
+        """Called with the id of each hub that this one becomes the heir of, and again if that has
+        failed, or an heir before this one may not have come to its end."""
         self.on_lost: list[Callable[[str], Awaitable[None]]] = []
         """Called with the new id of this hub when others have declared it dead."""
 
@@ -219,8 +231,9 @@ class PostgresCluster:
             raise OwnedElsewhere(mark)
 
     async def find_owner(self, mark: str, *, is_fresh: bool = False) -> HubRecord | None:
-        """Finds the living hub that owns what `mark` names; None if it is this hub. One that no
-        row has any more is as if it were chosen by lot, the same at each hub."""
+        """Finds the living hub that owns what `mark` names; None if it is this hub. Until an heir
+        has taken over, it is a hub that has ended. One that no row has any more is as if it were
+        chosen by lot, the same at each hub."""
         if is_fresh and time.monotonic() - self._read > REFRESH_SECONDS / 4:
             await self.refresh()
         for attempt in range(2):
@@ -228,15 +241,17 @@ class PostgresCluster:
             for _ in range(len(self.hubs)):  # heirs of heirs
                 if record is None or record.heir is None or record.id in self._own:
                     break
+                if not record.is_settled:
+                    break
                 record = self.hubs.get(record.heir)
             if record is not None and record.id in self._own:
                 return None
             if record is not None and not record.is_ended:
                 return record
-            if not attempt and time.monotonic() - self._read > REFRESH_SECONDS:
+            if not attempt and _read_clock() - self._read > REFRESH_SECONDS:
                 await self.refresh()
         if mark in self.hubs:
-            return self.hubs[mark]  # it has ended, and has no heir yet
+            return self.hubs[mark]  # it has ended, and its heir does not own it yet
         lots = {one.id: sha256(f"{mark} {one.id}".encode()).digest() for one in self.list_living()}
         chosen = max(lots, key=lambda id: lots[id], default=self.mark)
         if chosen != self.mark:
@@ -265,7 +280,7 @@ class PostgresCluster:
     @property
     def is_connected(self) -> bool:
         """Whether this hub has renewed its row within the length of a lease."""
-        return time.monotonic() - self._renewed < self.lease_secs
+        return _read_clock() - self._renewed < self.lease_secs
 
     def list_living(self) -> list[HubRecord]:
         return [one for one in self.hubs.values() if not one.is_ended]
@@ -287,7 +302,7 @@ class PostgresCluster:
             self._wanted[name] = token = 0
             self._wake.set()
         # Not by the renewal of the row: that of the leases comes later, and can fail alone.
-        return token if time.monotonic() - self._leased < self.lease_secs else 0
+        return token if _read_clock() - self._leased < self.lease_secs else 0
 
     def find_holder(self, name: str) -> str:
         return self._holders.get(name, "")
@@ -394,7 +409,7 @@ class PostgresCluster:
             "AND seen_at < now() - make_interval(days => %s)",
             (FORGET_DAYS,),
         )
-        self._steady_since = time.monotonic()
+        self._steady_since = _read_clock()
         await self._renew()
         self.publish("hubs", {})
 
@@ -419,7 +434,7 @@ class PostgresCluster:
             await self._renew_alone()
 
     async def _renew_alone(self) -> None:
-        begun = time.monotonic()
+        begun = _read_clock()
         renewed = await self._run(_RENEW, (self.state, self._version, self._address, self.mark))
         if not renewed:
             await self._begin_anew()
@@ -435,7 +450,7 @@ class PostgresCluster:
         if not self._wanted or self.state != READY:
             self._wanted = dict.fromkeys(self._wanted, 0)
             return
-        names, begun = list(self._wanted), time.monotonic()
+        names, begun = list(self._wanted), _read_clock()
         held = await self._run(_LEASE, {"hub": self.mark, "secs": self.lease_secs, "names": names})
         tokens: dict[str, int] = {str(name): int(token) for name, token in held}
         for name in names:
@@ -454,24 +469,63 @@ class PostgresCluster:
             late = one.age > self.lease_secs and is_steady
             if one.id == self.mark or one.heir is not None or not (late or one.state == STOPPED):
                 continue
-            names = {"heir": self.mark, "id": one.id, "secs": self.lease_secs}
-            if await self._run(_INHERIT, names):
-                await self._run(_INHERIT_ALL, (self.mark, one.id))
+            if await self._become_heir(one.id):
                 log.warning("hub %s (%s) has ended; this hub takes over", one.id, one.node)
-                for react in self.on_inherit:  # before requests for it are served here
-                    await self._react(react, one.id)
                 self.publish("hubs", {})
                 self._take(await self._run(_LIST, ()))
+        for one in self.hubs.values():
+            if one.heir == self.mark and not one.is_settled and one.id not in self._settling:
+                # Not here: this hub must go on to renew its own row.
+                self._settling[one.id] = self._background.spawn(self._settle(one.id, self.mark))
+
+    async def _become_heir(self, id: str) -> bool:
+        """In one transaction, so that no hub is left to an heir that has died: the hubs that `id`
+        was the heir of become those of this one."""
+
+        async def run(connection: psycopg.AsyncConnection[Any]) -> bool:
+            async with connection.transaction():
+                cursor = await connection.execute(_LIVE.encode(), (self.mark,))
+                if not await cursor.fetchall():
+                    return False
+                names = {"heir": self.mark, "id": id, "secs": self.lease_secs}
+                cursor = await connection.execute(_INHERIT.encode(), names)
+                if not await cursor.fetchall():
+                    return False
+                await connection.execute(_INHERIT_ALL.encode(), (self.mark, id))
+                return True
+
+        return await self._attempt(run, STATEMENT_SECONDS)
+
+    async def _settle(self, id: str, mark: str) -> None:
+        """Takes over what a hub owned, before requests for it are served here."""
+        try:
+            for react in self.on_inherit:
+                await self._react(react, id)
+            while True:
+                try:
+                    await self._execute(_SETTLE, (id, mark))
+                    break
+                except StorageFailed as error:
+                    log.warning("hub %s is taken over, which is not stored yet: %s", id, error)
+                    await asyncio.sleep(RETRY_SECONDS)
+            await self._renew()
+            self.publish("hubs", {})
+        except StorageFailed as error:  # of the renewal, which is repeated soon
+            log.warning("this hub could not renew its place in the cluster: %s", error)
+        finally:
+            self._settling.pop(id, None)
 
     def _take(self, rows: Sequence[Row]) -> None:
         found = {row[0]: HubRecord(*row) for row in rows}
-        self._read = time.monotonic()
-        before = {one.id: (one.state, one.heir, one.address) for one in self.hubs.values()}
+        self._read = _read_clock()
+        before = _summarize(self.hubs)
         self.hubs = found
-        self._own = {self.mark} | {one.id for one in found.values() if one.heir == self.mark}
+        self._own = {self.mark} | {
+            one.id for one in found.values() if one.heir == self.mark and one.is_settled
+        }
         for id in [id for id in self._strange if id in found]:
             del self._strange[id]
-        if before != {one.id: (one.state, one.heir, one.address) for one in found.values()}:
+        if before != _summarize(found):
             resolve(self._changed, None)
 
     async def _begin_anew(self) -> None:
@@ -480,30 +534,33 @@ class PostgresCluster:
             return
         log.error("this hub was cut off and counts as dead; it joins the cluster again as another")
         self._own = set()
+        for settling in self._settling.values():
+            settling.cancel()
         self._wanted = dict.fromkeys(self._wanted, 0)
         mark = token_hex(MARK_CHARS // 2)
         await self._run(_JOIN, (mark, self._node, self._version, self._address, self.state))
         # Only now: what a hub without a row has claimed counts as that of a dead one.
         self.mark, self._own = mark, {mark}
-        self._renewed = self._steady_since = time.monotonic()
+        self._renewed = self._steady_since = _read_clock()
         for lost in self.on_lost:  # before anything can fail: this is not repeated
-            await self._react(lost, self.mark)
+            try:
+                await lost(self.mark)
+            except Exception:  # the renewals go on
+                log.exception("what other hubs have taken over is not dropped here")
         self.publish("hubs", {})
         self._take(await self._run(_LIST, ()))
 
     async def _react(self, react: Callable[[str], Awaitable[None]], id: str) -> None:
-        """Calls `react`, and again later if it fails."""
-        try:
-            await react(id)
-        except HubError as error:
-            log.warning("what hub %s owned is taken over later: %s", id, error)
-            self._background.spawn(self._react_later(react, id))
-        except Exception:  # the renewals go on
-            log.exception("what hub %s owned is not taken over", id)
-
-    async def _react_later(self, react: Callable[[str], Awaitable[None]], id: str) -> None:
-        await asyncio.sleep(RETRY_SECONDS)
-        await self._react(react, id)
+        """Calls `react` until it succeeds."""
+        while True:
+            try:
+                return await react(id)
+            except HubError as error:
+                log.warning("what hub %s owned is taken over later: %s", id, error)
+                await asyncio.sleep(RETRY_SECONDS)
+            except Exception:  # a defect; the rest goes on
+                log.exception("what hub %s owned is not taken over", id)
+                return
 
     # --- the database --------------------------------------------------------------------------
 
@@ -569,6 +626,18 @@ class PostgresCluster:
             connection.pgconn.finish()
 
 
+def _summarize(hubs: Mapping[str, HubRecord]) -> dict[str, tuple[object, ...]]:
+    """What others wait for a change of."""
+    return {one.id: (one.state, one.heir, one.address, one.is_settled) for one in hubs.values()}
+
+
+def _read_clock() -> float:
+    """Seconds of a clock that goes on while the machine sleeps, where there is one: the leases of
+    a machine that wakes up have expired."""
+    return time.clock_gettime(_CLOCK)
+
+
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _HEX = frozenset("0123456789abcdef")
 
 

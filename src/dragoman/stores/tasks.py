@@ -6,6 +6,7 @@ statements of a save grow with the number of tasks, not of events. Does not know
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
@@ -16,11 +17,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from dragoman.core.errors import ConfigError, StorageFailed
-from dragoman.core.ports import StoredPush, StoredTask, TaskChange
+from dragoman.core.ports import EndedTask, StoredPush, StoredTask, TaskChange
 from dragoman.core.principal import Principal
 from dragoman.core.structs import Struct, asdict
 from dragoman.core.task_registry import VolatileTaskStore
-from dragoman.core.tasks import Entry
+from dragoman.core.tasks import ENDS, Entry
 from dragoman.stores.database import (
     POSTGRES,
     DataError,
@@ -33,6 +34,8 @@ from dragoman.stores.database import (
     open_database,
 )
 from dragoman.stores.sqlite import describe_remedy
+
+log = logging.getLogger(__name__)
 
 DATABASE = "tasks.db"
 MAX_DEPTH = 100
@@ -84,8 +87,10 @@ KEY_SECONDS = 8 * 86_400.0
 """How long an idempotency key is known to other hubs."""
 CLAIM_SECONDS = 10.0
 """How long a task may take to be stored after its key was claimed."""
-TAKEN_AT_ONCE = 1_000
-"""Tasks of another hub that are taken over in one transaction."""
+TAKEN_AT_ONCE, TAKEN_BYTES = 100, 4 * 1024 * 1024
+"""Tasks of another hub that are taken over in one transaction, and the bytes of their logs."""
+DAMAGED = "damaged"
+"""Owns tasks of hubs that have ended and that could not be read."""
 LOAD_SECONDS = 60.0
 """How long a server may take to load the tasks at the start."""
 
@@ -107,6 +112,11 @@ _STILL_OWNED = (
 )
 """Fails, and with it the transaction, if other hubs have taken over some of the tasks. Until the
 transaction ends, they cannot take over the others."""
+_NOT_TAKEN = (
+    "SELECT 1 / CASE WHEN count(*) = 0 THEN 1 ELSE 0 END FROM "
+    "(SELECT key FROM tasks WHERE key = ? AND hub != ? FOR UPDATE) AS taken"
+)
+"""Fails if another hub owns the task; not if there is none any more."""
 _TABLES = (("tasks", "key"), ("task_log", "task"), ("pushes", "task"))
 _LOAD = """
 SELECT t.key, t.id, t.kind, t.owner, t.org, t.state, t.created, t.updated, t.about,
@@ -204,6 +214,27 @@ def _decode_pieces(pieces: Iterable[bytes], after: int, most: int | None) -> lis
     return [entry for entry in found if entry.number > after] if after else found
 
 
+def _stored_from_row(row: Sequence[Any]) -> StoredTask:
+    key, id, kind, owner, org, state, created, updated, about, count, size = row
+    return StoredTask(
+        key, id, Principal(kind, owner, org), state, created, updated, _decode(about), int(count),
+        int(size),
+    )  # fmt: skip
+
+
+def _push_from_row(row: Sequence[Any]) -> StoredPush:
+    task, id, config, *state = row
+    return StoredPush(task, id, _decode(config), *state)
+
+
+def _decode_safely(decode: Callable[[Any], T], value: Any) -> T | None:
+    """None if the value is damaged."""
+    try:
+        return decode(value)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TypeError, ValueError):
+        return None
+
+
 class SqliteTaskStore:
     """A `TaskStore` in `tasks.db` of the hub's home, or on a server. Only the thread of the event
     loop uses it."""
@@ -214,8 +245,8 @@ class SqliteTaskStore:
         self._base = open_database(place, TABLES, durable=durable)
         self._db, self._writer = self._base.db, self._base.writer
         self._insert = _INSERT_OWNED if hub else _INSERT
-        self._taken: set[int] = set()
-        """The tasks that were taken over, or were about to be when the database failed."""
+        self._unsure: set[int] = set()
+        """The tasks that were about to be taken over when the database failed."""
         self.rename_hub(hub)
         self._deleted: list[int] = []
         """Deleted, but still in the database."""
@@ -226,12 +257,12 @@ class SqliteTaskStore:
     def rename_hub(self, hub: str) -> None:
         self._hub = hub
         self._more = (hub,) if hub else ()
-        self._taken.clear()
+        self._unsure.clear()
 
     def load(self) -> list[StoredTask]:
         """Loads the tasks of this hub, which takes those of no hub."""
         if self._hub:
-            self._take("")
+            self._take_unowned()
         return self._load()
 
     def find_hub(self, owner: Principal, id: str) -> str | None:
@@ -245,27 +276,58 @@ class SqliteTaskStore:
         )
         return str(rows[0][0]) if rows else None
 
-    def take_over(self, hub: str) -> list[StoredTask]:
-        """Takes over the tasks of a hub that has ended; each task goes to one hub. Returns them,
-        with those of earlier calls: one that failed may have taken them over, too."""
-        keys = "SELECT key FROM tasks WHERE hub = ?"
-        rows = self._read(lambda: self._db.execute(keys, (hub,)).fetchall())
-        self._taken.update(key for (key,) in rows)
-        while taken := self._take(hub, TAKEN_AT_ONCE):
-            self._taken |= taken
-        found: list[StoredTask] = []
-        wanted = sorted(self._taken)
-        for at in range(0, len(wanted), TAKEN_AT_ONCE):
-            # Within the usual time, as the event loop waits for it.
-            values = (self._hub, wanted[at : at + TAKEN_AT_ONCE])
-            found += self._load_where("WHERE t.hub = ? AND t.key = ANY(?)", values)
-        return found
+    def load_ended(self, hub: str) -> list[EndedTask]:
+        """With those that an attempt before has taken over, if its answer was lost."""
+        query = "SELECT key FROM tasks WHERE hub = ? ORDER BY updated, key LIMIT ?"
+        read = self._db.execute
+        keys = self._read(lambda: read(query, (hub, TAKEN_AT_ONCE)).fetchall())
+        wanted = [*(key for (key,) in keys), *self._unsure]
+        where = "WHERE t.key = ANY(?) AND t.hub IN (?, ?)"
+        statement, values = _LOAD.format(where), (wanted, hub, self._hub)
+        rows = self._read(lambda: read(statement, values).fetchall()) if wanted else []
+        found: list[tuple[int, str, StoredTask | None]] = []
+        open_keys: list[int] = []
+        size = 0
+        for row in sorted(rows, key=lambda row: (row[7], row[0])):
+            key, id, state = row[0], row[1], row[5]
+            if state not in ENDS:
+                size += int(row[10])
+                if open_keys and size > TAKEN_BYTES:
+                    break  # the others follow
+                open_keys.append(key)
+            found.append((key, id, _decode_safely(_stored_from_row, row)))
+        pieces: dict[int, list[bytes]] = {}
+        logs = "SELECT task, body FROM task_log WHERE task = ANY(?) ORDER BY task, first"
+        if open_keys:
+            for key, body in self._read(lambda: read(logs, (open_keys,)).fetchall()):
+                pieces.setdefault(key, []).append(body)
+        ended = []
+        for key, id, stored in found:
+            entries = _decode_safely(
+                lambda bodies: _decode_pieces(bodies, 0, None), pieces.get(key, ())
+            )
+            ended.append(EndedTask(key, id, stored if entries is not None else None, entries or ()))
+        return ended
+
+    def take_over(self, hub: str, keys: Sequence[int], damaged: Sequence[int]) -> set[int]:
+        self._unsure.update(keys)
+        move = "UPDATE tasks SET hub = ? WHERE key = ANY(?) AND hub IN (?, ?) RETURNING key"
+        try:
+            with self._writer.transaction():
+                taken = self._db.execute(move, (self._hub, list(keys), hub, self._hub)).fetchall()
+                if damaged:
+                    self._db.execute(move, (DAMAGED, list(damaged), hub, self._hub)).fetchall()
+        except Error as error:
+            raise self._build_takeover_error(error) from error
+        self._unsure.difference_update(keys, damaged)
+        return {key for (key,) in taken}
 
     def load_elsewhere(self, owner: Principal) -> list[StoredTask]:
         if not self._hub:
             return []
-        where = "WHERE t.hub != ? AND t.kind = ? AND t.owner = ? AND t.org = ?"
-        return self._load_where(where, (self._hub, owner.kind, owner.id, owner.org))
+        where = "WHERE t.hub NOT IN (?, ?) AND t.kind = ? AND t.owner = ? AND t.org = ?"
+        values = (self._hub, DAMAGED, owner.kind, owner.id, owner.org)
+        return self._load_where(where, values)
 
     def claim_key(self, owner: Principal, key: str, id: str) -> str:
         if not self._hub:
@@ -285,19 +347,17 @@ class SqliteTaskStore:
             raise StorageFailed(f"the task cannot be stored ({error}); see {self._name}") from error
         return str(held[0]) if held else id
 
-    def _take(self, hub: str, most: int | None = None) -> set[int]:
-        statement, values = "UPDATE tasks SET hub = ? WHERE hub = ?", [self._hub, hub]
-        if most is not None:
-            statement += f" AND key IN (SELECT key FROM tasks WHERE hub = ? LIMIT {most})"
-            values.append(hub)
+    def _take_unowned(self) -> None:
         try:
             with self._writer.transaction():
-                rows = self._db.execute(f"{statement} RETURNING key", values).fetchall()
+                self._db.execute("UPDATE tasks SET hub = ? WHERE hub = ''", (self._hub,))
         except Error as error:
-            raise StorageFailed(
-                f"the tasks of another hub cannot be taken over ({error}); see {self._name}"
-            ) from error
-        return {key for (key,) in rows}
+            raise self._build_takeover_error(error) from error
+
+    def _build_takeover_error(self, error: Exception) -> StorageFailed:
+        return StorageFailed(
+            f"the tasks of another hub cannot be taken over ({error}); see {self._name}"
+        )
 
     def _load(self) -> list[StoredTask]:
         where = "WHERE t.hub = ?" if self._base.engine == POSTGRES else ""
@@ -305,14 +365,10 @@ class SqliteTaskStore:
             return self._load_where(where, (self._hub,) if where else ())
 
     def _load_where(self, where: str, values: tuple[Any, ...]) -> list[StoredTask]:
-        return self._read(lambda: [
-            StoredTask(
-                key, id, Principal(kind, owner, org), state, created, updated, _decode(about),
-                int(count), int(size),
-            )
-            for key, id, kind, owner, org, state, created, updated, about, count, size
-            in self._db.execute(_LOAD.format(where), values)
-        ])  # fmt: skip
+        rows = self._db.execute
+        return self._read(
+            lambda: [_stored_from_row(row) for row in rows(_LOAD.format(where), values)]
+        )
 
     @contextmanager
     def _allow(self) -> Iterator[None]:
@@ -423,7 +479,7 @@ class SqliteTaskStore:
 
     def delete(self, key: int) -> None:
         self._deleted.append(key)
-        self._taken.discard(key)
+        self._unsure.discard(key)
 
     def _delete(self) -> None:
         keys = [(key,) for key in self._deleted]
@@ -436,26 +492,34 @@ class SqliteTaskStore:
         if self._base.engine == POSTGRES:
             query += " WHERE task IN (SELECT key FROM tasks WHERE hub = ?)"
             values.append(self._hub)
-        return self._read(lambda: [
-            StoredPush(task, id, _decode(config), *state)
-            for task, id, config, *state in self._db.execute(query, values)
-        ])  # fmt: skip
+        rows = self._read(lambda: self._db.execute(query, values).fetchall())
+        if not self._hub:
+            return self._read(lambda: [_push_from_row(row) for row in rows])
+        # At a takeover, one damaged webhook must not hold up the tasks.
+        found = [_decode_safely(_push_from_row, row) for row in rows]
+        if damaged := found.count(None):
+            log.error("%d webhooks of tasks are damaged and are not used", damaged)
+        return [push for push in found if push is not None]
 
     def save_push(self, push: StoredPush) -> None:
         row = (
             push.task, push.id, _encode(push.config), push.cursor, push.attempts, push.next_at,
             push.dead,
         )  # fmt: skip
-        self._execute(_PUSH, row)
+        self._execute((_STILL_OWNED, (1, [push.task], self._hub)), (_PUSH, row))
 
     def delete_push(self, task: int, id: str) -> None:
-        self._execute("DELETE FROM pushes WHERE task = ? AND id = ?", (task, id))
+        delete = "DELETE FROM pushes WHERE task = ? AND id = ?"
+        self._execute((_NOT_TAKEN, (task, self._hub)), (delete, (task, id)))
 
-    def _execute(self, statement: str, values: tuple[Any, ...]) -> None:
+    def _execute(self, check: Statement, statement: Statement) -> None:
+        """`check` is executed, too, where several hubs share the database."""
         try:
-            with self._writer.transaction():
-                self._db.execute(statement, values)
+            self._base.run([check, statement] if self._hub else [statement])
             self.statements += 1
+        except DataError as error:
+            owned = "another hub has taken the task over" if "zero" in str(error) else error
+            raise StorageFailed(f"it cannot be stored ({owned}); see {self._name}") from error
         except (Error, OverflowError) as error:
             raise StorageFailed(f"it cannot be stored ({error}); see {self._name}") from error
 

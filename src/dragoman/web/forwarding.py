@@ -72,6 +72,10 @@ class HubAddress(Protocol):
     def address(self) -> str:
         """`host:port`, or the path of a Unix socket."""
 
+    @property
+    def is_ended(self) -> bool:
+        """Whether it has died or stopped; another hub will own what it owned."""
+
 
 class Cluster(Protocol):
     """What forwarding needs to know of the hubs."""
@@ -261,7 +265,7 @@ class ForwardingApp:
                     await _serve_again(self._app, request, is_charged)
                     return
                 try:
-                    if await self._send(request, owner, is_charged):
+                    if not owner.is_ended and await self._send(request, owner, is_charged):
                         return
                     problem = Unreachable(f"hub {owner.id} does not answer", sent=False)
                 except Unreachable as error:
@@ -339,7 +343,7 @@ async def is_alive(cluster: Cluster, hub: HubAddress) -> bool:
         found = await cluster.find_owner(hub.id)
     except StorageFailed:
         return True
-    return found is not None and found.id == hub.id
+    return found is not None and found.id == hub.id and not found.is_ended
 
 
 async def send_to_hub(

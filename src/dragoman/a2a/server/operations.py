@@ -87,9 +87,9 @@ class A2aServer:
         self._sender.load()
         self._push.load()
 
-    def take_over(self, hub: str) -> None:
+    async def take_over(self, hub: str) -> None:
         """Takes over the tasks and webhooks of another hub that has ended."""
-        self._sender.take_over(hub)
+        await self._sender.take_over(hub)
         self._push.load()
 
     def abandon(self, hub: str) -> None:

@@ -80,9 +80,9 @@ class MessageSender:
         self._tasks.load(self._build_stored)
         self._note_keys(self._tasks)
 
-    def take_over(self, hub: str) -> None:
+    async def take_over(self, hub: str) -> None:
         """Takes over the tasks of another hub that has ended."""
-        self._note_keys(self._tasks.take_over(hub, self._build_stored))
+        await self._tasks.take_over(hub, self._build_stored, self._note_keys)
 
     def list_elsewhere(self, principal: Principal) -> list[A2aTask]:
         """Lists the tasks of a principal that other hubs own, to be shown."""
