@@ -125,6 +125,10 @@ class TwoHubs:
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
 
+    @property
+    def is_ended(self) -> bool:
+        return not self.lives
+
     async def has_left(self, id: str) -> bool:
         return self.has_stopped
 

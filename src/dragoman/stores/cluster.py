@@ -234,7 +234,7 @@ class PostgresCluster:
         """Finds the living hub that owns what `mark` names; None if it is this hub. Until an heir
         has taken over, it is a hub that has ended. One that no row has any more is as if it were
         chosen by lot, the same at each hub."""
-        if is_fresh and time.monotonic() - self._read > REFRESH_SECONDS / 4:
+        if is_fresh and _read_clock() - self._read > REFRESH_SECONDS / 4:
             await self.refresh()
         for attempt in range(2):
             record = self.hubs.get(mark)
