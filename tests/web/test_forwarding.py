@@ -283,16 +283,17 @@ async def test_a_request_that_a_stopped_hub_has_not_taken_is_served_by_its_heir(
     has_stopped: bool,
 ) -> None:
     """A hub that stops answers all that it has taken; one that was killed may have taken it."""
-    edge, clients = TwoHubs(EDGE, has_stopped=has_stopped), HubClients()
+    tls = build_tls(KEY)
+    edge, clients = TwoHubs(EDGE, has_stopped=has_stopped), HubClients(tls.client)
 
     async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         edge.lives = False
         writer.transport.abort()
 
-    owner = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+    owner = await asyncio.start_server(hang_up, "127.0.0.1", 0, ssl=tls.server)
     edge.port = owner.sockets[0].getsockname()[1]
-    app = ForwardingApp(Heir(edge), edge, ClusterSecret(b"k" * 32), clients.open)
+    app = ForwardingApp(Heir(edge), edge, clients.open)
     listener = HttpListener(app, sock := tcp_socket("127.0.0.1", 0))
     port = sock.getsockname()[1]
     await listener.start()
