@@ -33,8 +33,12 @@ from tests.live.conftest import RunningHub
 from tests.live.matrix_client import Client
 from tests.live.matrix_transports import connect
 from tests.live.module_hub import text_of, until
+from tests.live.test_oidc_sign_in import CONFIG as SIGN_IN
 from tests.live.test_task_journeys import ASKABLE, KNOWS, NEW, OLD, RELATED, until_status
 from tests.peers import wire
+from tests.peers.browser import HTTP
+from tests.peers.oidc_provider import SECRET as OIDC_SECRET
+from tests.peers.oidc_provider import OidcProvider, run_oidc_provider
 from tests.peers.process import read_log, run_client, server_entry
 from tests.peers.sdk_client import conversation
 
@@ -50,7 +54,16 @@ def gates() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def cluster(gates: Path) -> Iterator[Cluster]:
+def provider() -> Iterator[OidcProvider]:
+    with run_oidc_provider() as running:
+        running.redirect_uri = f"{PUBLIC_URL}/oauth/oidc/callback"
+        running.person = {"sub": "1", "email": "anna@example.com", "email_verified": True}
+        running.person["department"] = ["tools"]
+        yield running
+
+
+@pytest.fixture(scope="module")
+def cluster(gates: Path, provider: OidcProvider) -> Iterator[Cluster]:
     servers = [
         server_entry("new", "sdk_server", "--era", "modern"),
         server_entry(
@@ -61,7 +74,9 @@ def cluster(gates: Path) -> Iterator[Cluster]:
     rate = "[limits.rate]\nper_minute = 1\nburst = 100\n"  # of principals that are not the owner
     rate += '[mcp]\nstdio_expose = ["*"]\n'
     config = f'{rate}[server]\npublic_url = "{PUBLIC_URL}"\n{a2a_config(a2a={"grpc_port": 0})}'
-    with run_cluster(2, servers, config, agents_env(gates)) as running:
+    config += SIGN_IN.replace("ISSUER", provider.issuer)
+    env = {**agents_env(gates), "OIDC_SECRET": OIDC_SECRET}
+    with run_cluster(2, servers, config, env) as running:
         for hub in running.hubs:
             hub.wait_connected("new", "only", "jobs")
         yield running
@@ -298,6 +313,29 @@ def test_a_session_of_the_console_is_served_at_either_hub(cluster: Cluster) -> N
         assert wire.get(f"{hub.url}/console/", cookie).status == 200
     forged = {"Cookie": cookie["Cookie"][:-4] + "AAAA"}
     assert wire.get(f"{second.url}/api/status", forged).status == 401
+
+
+def test_a_sign_in_at_a_provider_ends_at_either_hub(cluster: Cluster) -> None:
+    first, second = cluster.hubs
+    sent = wire.get(f"{first.url}/oauth/oidc/start?next=/oauth/account")
+    assert sent.status == 303, sent
+    cookie = sent.headers["set-cookie"].partition(";")[0]
+    back = HTTP.get(sent.headers["location"], follow_redirects=False).headers["location"]
+    assert back.startswith(f"{PUBLIC_URL}/oauth/oidc/callback?"), back
+    callback = second.url + back.removeprefix(PUBLIC_URL)
+    assert wire.get(callback).status == 403  # another browser, which has used up the sign-in
+    assert wire.get(callback, {"Cookie": cookie}).status == 403
+    sent = wire.get(f"{first.url}/oauth/oidc/start?next=/oauth/account", {"Cookie": cookie})
+    back = HTTP.get(sent.headers["location"], follow_redirects=False).headers["location"]
+    callback = second.url + back.removeprefix(PUBLIC_URL)
+    done = HTTP.get(callback, headers={"Cookie": cookie}, follow_redirects=False)
+    assert done.status_code == 303, done.text
+    cookies = " ".join(done.headers.get_list("set-cookie"))
+    session = re.search(r"__Host-dragoman-session=[\w-]+", cookies)
+    assert session is not None, cookies
+    for hub in cluster.hubs:
+        page = wire.get(f"{hub.url}/oauth/account", {"Cookie": session[0]})
+        assert page.status == 200 and b"anna@example.com" in page.body, page
 
 
 def test_a_server_with_one_place_runs_at_one_hub_and_serves_all(
