@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +30,20 @@ from tests.live.a2a_hub import (
 )
 from tests.live.cluster_rig import KEY, Balancer, Cluster, run_balancer, run_cluster
 from tests.live.conftest import RunningHub
-from tests.live.module_hub import until
+from tests.live.matrix_client import Client
+from tests.live.matrix_transports import connect
+from tests.live.module_hub import text_of, until
+from tests.live.test_oidc_sign_in import CONFIG as SIGN_IN
+from tests.live.test_task_journeys import ASKABLE, KNOWS, NEW, OLD, RELATED, until_status
 from tests.peers import wire
+from tests.peers.browser import HTTP
+from tests.peers.oidc_provider import SECRET as OIDC_SECRET
+from tests.peers.oidc_provider import OidcProvider, run_oidc_provider
 from tests.peers.process import read_log, run_client, server_entry
 from tests.peers.sdk_client import conversation
 
 PUBLIC_URL = "https://hub.test"
+TASK_STATUS = "notifications/tasks"
 
 
 @pytest.fixture(scope="module")
@@ -46,18 +54,31 @@ def gates() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def cluster(gates: Path) -> Iterator[Cluster]:
+def provider() -> Iterator[OidcProvider]:
+    with run_oidc_provider() as running:
+        running.redirect_uri = f"{PUBLIC_URL}/oauth/oidc/callback"
+        running.person = {"sub": "1", "email": "anna@example.com", "email_verified": True}
+        running.person["department"] = ["tools"]
+        yield running
+
+
+@pytest.fixture(scope="module")
+def cluster(gates: Path, provider: OidcProvider) -> Iterator[Cluster]:
     servers = [
         server_entry("new", "sdk_server", "--era", "modern"),
         server_entry(
             "only", "sdk_server", "--era", "legacy", "--log", gates / "only.log", placement="one"
         ),
+        server_entry("jobs", "task_server", "--form", "new", interactive=True),
     ]
     rate = "[limits.rate]\nper_minute = 1\nburst = 100\n"  # of principals that are not the owner
+    rate += '[mcp]\nstdio_expose = ["*"]\n'
     config = f'{rate}[server]\npublic_url = "{PUBLIC_URL}"\n{a2a_config(a2a={"grpc_port": 0})}'
-    with run_cluster(2, servers, config, agents_env(gates)) as running:
+    config += SIGN_IN.replace("ISSUER", provider.issuer)
+    env = {**agents_env(gates), "OIDC_SECRET": OIDC_SECRET}
+    with run_cluster(2, servers, config, env) as running:
         for hub in running.hubs:
-            hub.wait_connected("new", "only")
+            hub.wait_connected("new", "only", "jobs")
         yield running
 
 
@@ -118,43 +139,43 @@ def test_tasks_are_served_at_either_hub_in_every_dialect(cluster: Cluster, gates
         assert (gates / f"{key}.begun").read_text("utf-8") == "x"
 
 
-def test_grpc_names_the_bindings_that_reach_a_task_of_another_hub(
-    cluster: Cluster, gates: Path
-) -> None:
+def test_grpc_reaches_a_task_of_another_hub(cluster: Cluster, gates: Path) -> None:
     first, second = cluster.hubs
     caller = Caller(first, "actor", {}, V10)
-    with caller.stream(STREAM, V10.params(steps(["wait", "grpc"], ["reply", "done"]))) as stream:
+    todo = steps(["wait", "grpc"], ["say", "half"], ["wait", "never"])
+    with caller.stream(STREAM, V10.params(todo)) as stream, open_grpc(second) as agent:
         id = find_task_id(V10.event(stream.next()))
-        until(lambda: find_state(Caller(second, "actor", {}, V10).get(id)) != "")
-        assert call_grpc(first, "GetTask", pb.GetTaskRequest(id=id)) == "OK"
-        for method, request in {
-            "GetTask": pb.GetTaskRequest(id=id),
-            "CancelTask": pb.CancelTaskRequest(id=id),
-            "SubscribeToTask": pb.SubscribeToTaskRequest(id=id),
-            "ListTaskPushNotificationConfigs": pb.ListTaskPushNotificationConfigsRequest(
-                task_id=id
-            ),
-        }.items():
-            refusal = call_grpc(second, method, request)
-            assert refusal.startswith("UNAVAILABLE") and "JSONRPC" in refusal, (method, refusal)
+        got = agent.GetTask(pb.GetTaskRequest(id=id), metadata=METADATA, timeout=20)
+        assert got.id == id and got.status.state == pb.TASK_STATE_WORKING
+        events = agent.SubscribeToTask(
+            pb.SubscribeToTaskRequest(id=id), metadata=METADATA, timeout=20
+        )
+        assert next(events).task.id == id
+        asked = pb.GetTaskPushNotificationConfigRequest(task_id=id, id="no-such-webhook")
+        refusals = []
+        for hub in (first, second):
+            with open_grpc(hub) as one, pytest.raises(grpc.RpcError) as refused:
+                one.GetTaskPushNotificationConfig(asked, metadata=METADATA, timeout=20)
+            trailers = dict(refused.value.trailing_metadata())
+            refusals.append((refused.value.code(), refused.value.details(), trailers))
+        assert refusals[0] == refusals[1], "an error is the same by way of another hub"
         (gates / "grpc").touch()
-        V10.events(stream)
-    assert "Traceback" not in second.log()
+        update = next(events)
+        assert "half" in str(update), update
+        cancelled = agent.CancelTask(pb.CancelTaskRequest(id=id), metadata=METADATA, timeout=20)
+        assert cancelled.status.state == pb.TASK_STATE_CANCELED
+        assert [event.status_update.status.state for event in events][-1] == pb.TASK_STATE_CANCELED
+    assert all("Traceback" not in hub.log() for hub in cluster.hubs)
 
 
-def call_grpc(hub: RunningHub, method: str, request: Any) -> str:
-    """Returns the status of the call, and the words of an error."""
+METADATA = (("a2a-version", "1.0"), ("authorization", f"Bearer {KEY}"))
+
+
+@contextmanager
+def open_grpc(hub: RunningHub) -> Iterator[a2a_pb2_grpc.A2AServiceStub]:
     port = hub.api("/api/status")["agents"]["grpc_port"]
-    metadata = [("a2a-version", "1.0"), ("authorization", f"Bearer {KEY}")]
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-        call = getattr(a2a_pb2_grpc.A2AServiceStub(channel), method)
-        try:
-            answer = call(request, metadata=metadata, timeout=20)
-            if method.startswith("Subscribe"):
-                next(answer)
-        except grpc.RpcError as error:
-            return f"{error.code().name}: {error.details()}"
-    return "OK"
+        yield a2a_pb2_grpc.A2AServiceStub(channel)
 
 
 def find_task_id(event: Any) -> str:
@@ -205,11 +226,63 @@ def test_a_large_message_and_a_large_result_are_forwarded(cluster: Cluster) -> N
 def test_a_message_of_a_batch_that_belongs_to_another_hub_is_answered(cluster: Cluster) -> None:
     first, second = cluster.hubs
     session = wire.Session(first.mcp_url, "2025-03-26", cluster.headers)
-    uri = f"dragoman://results/{find_id(second)}{'A' * 24}"
-    batch = [wire.request(7, "ping"), wire.request(8, "resources/read", {"uri": uri})]
+    params = {"name": "mcp_new_echo", "arguments": {"text": "y" * 300_000}}
+    answer = wire.Session(second.mcp_url, headers=cluster.headers).request("tools/call", params)
+    kept = re.search(r"dragoman://results/[\w-]+", answer["result"]["content"][0]["text"])
+    assert kept is not None, str(answer)[-300:]
+    batch = [wire.request(7, "ping"), wire.request(8, "resources/read", {"uri": kept[0]})]
     answers = {one["id"]: one for one in session.post(batch).json()}
     assert answers[7]["result"] == {}
-    assert "another hub" in answers[8]["error"]["message"], answers
+    assert answers[8]["result"]["contents"][0]["text"].count("y") >= 300_000, answers
+
+
+@pytest.mark.parametrize("way", ["http", "stdio"])
+def test_a_client_reaches_the_tasks_of_another_session_at_another_hub(
+    cluster: Cluster, way: str
+) -> None:
+    first, second = cluster.hubs
+    with connect(first, OLD, way, ASKABLE) as begins, connect(second, OLD, way, ASKABLE) as goes:
+        ids = [begin_task(begins, "mcp_jobs_asks", {"count": 1}) for _ in range(2)]
+        listed = goes.request("tasks/list")["result"]["tasks"]
+        assert set(ids) <= {one["taskId"] for one in listed}
+        until_status(goes, ids[0], "input_required")
+        answer = goes.request("tasks/result", {"taskId": ids[0]})  # asks this client meanwhile
+        assert "Ada" in text_of(answer), answer
+        assert [one.params["_meta"][RELATED] for one in goes.asked] == [{"taskId": ids[0]}]
+        assert begins.asked == []
+        cancelled = goes.request("tasks/cancel", {"taskId": ids[1]})
+        assert cancelled["result"]["status"] == "cancelled"
+        begins.wait_notification("notifications/tasks/status", taskId=ids[1], status="cancelled")
+
+
+def test_a_client_listens_to_the_tasks_of_all_hubs(cluster: Cluster) -> None:
+    clients = [connect(hub, NEW, "http", KNOWS) for hub in cluster.hubs]
+    with clients[0] as here, clients[1] as there:
+        ids = [find_created(one.call("mcp_jobs_asks", {"count": 1})) for one in (here, there)]
+        here.begin("subscriptions/listen", {"notifications": {"taskIds": [*ids, "0" * 32]}})
+        granted = here.wait_notification("notifications/subscriptions/acknowledged")
+        assert granted.params["notifications"] == {"taskIds": ids}
+        for id in ids:
+            asked = here.wait_notification(
+                "notifications/tasks", taskId=id, status="input_required"
+            )
+            answers = {
+                name: {"action": "accept", "content": {"yes": True}}
+                for name in asked.params["inputRequests"]
+            }
+            here.request("tasks/update", {"taskId": id, "inputResponses": answers})
+            done = here.wait_notification(TASK_STATUS, taskId=id, status="completed")
+            assert "content" in done.params["result"]
+
+
+def begin_task(client: Client, tool: str, arguments: Any) -> str:
+    params = {"name": tool, "arguments": arguments, "task": {}}
+    return str(client.request("tools/call", params)["result"]["task"]["taskId"])
+
+
+def find_created(answer: Any) -> str:
+    assert answer["result"]["resultType"] == "task", answer
+    return str(answer["result"]["taskId"])
 
 
 def test_each_hub_shows_the_events_of_all(cluster: Cluster) -> None:
@@ -240,6 +313,29 @@ def test_a_session_of_the_console_is_served_at_either_hub(cluster: Cluster) -> N
         assert wire.get(f"{hub.url}/console/", cookie).status == 200
     forged = {"Cookie": cookie["Cookie"][:-4] + "AAAA"}
     assert wire.get(f"{second.url}/api/status", forged).status == 401
+
+
+def test_a_sign_in_at_a_provider_ends_at_either_hub(cluster: Cluster) -> None:
+    first, second = cluster.hubs
+    sent = wire.get(f"{first.url}/oauth/oidc/start?next=/oauth/account")
+    assert sent.status == 303, sent
+    cookie = sent.headers["set-cookie"].partition(";")[0]
+    back = HTTP.get(sent.headers["location"], follow_redirects=False).headers["location"]
+    assert back.startswith(f"{PUBLIC_URL}/oauth/oidc/callback?"), back
+    callback = second.url + back.removeprefix(PUBLIC_URL)
+    assert wire.get(callback).status == 403  # another browser, which has used up the sign-in
+    assert wire.get(callback, {"Cookie": cookie}).status == 403
+    sent = wire.get(f"{first.url}/oauth/oidc/start?next=/oauth/account", {"Cookie": cookie})
+    back = HTTP.get(sent.headers["location"], follow_redirects=False).headers["location"]
+    callback = second.url + back.removeprefix(PUBLIC_URL)
+    done = HTTP.get(callback, headers={"Cookie": cookie}, follow_redirects=False)
+    assert done.status_code == 303, done.text
+    cookies = " ".join(done.headers.get_list("set-cookie"))
+    session = re.search(r"__Host-dragoman-session=[\w-]+", cookies)
+    assert session is not None, cookies
+    for hub in cluster.hubs:
+        page = wire.get(f"{hub.url}/oauth/account", {"Cookie": session[0]})
+        assert page.status == 200 and b"anna@example.com" in page.body, page
 
 
 def test_a_server_with_one_place_runs_at_one_hub_and_serves_all(

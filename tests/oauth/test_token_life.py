@@ -435,3 +435,23 @@ def test_a_hub_that_signs_and_stores_nothing_loads_no_cryptography() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
     assert done.stdout.strip() == b"[]"
+
+
+async def test_a_login_and_a_logout_at_another_hub_are_taken_over(world: World) -> None:
+    here, there = world.manage(), world.manage()
+    with pytest.raises(LoginRequired):
+        await there.find_token(SHARED)
+    assert there.reload() == []
+    await world.log_in(here)
+    assert there.reload() == [SHARED]
+    token = await there.find_token(SHARED)
+    assert token.value == (await here.find_token(SHARED)).value
+    world.authority.expire()
+    renewed = await here.note_rejected(SHARED, token, "")
+    assert there.reload() == []  # the same login
+    assert (await there.find_token(SHARED)).value == renewed.value
+    await here.forget(SHARED)
+    assert there.reload() == [SHARED]
+    with pytest.raises(LoginRequired):
+        await there.find_token(SHARED)
+    assert there.get_status(SHARED).state == "none"

@@ -271,6 +271,7 @@ class App:
                 {
                     "registry": (stores.registry.read_version, parts.agents.registry.reload),
                     "pins": (stores.pins.read_version, parts.catalogs.reviews.reload),
+                    "credentials": (parts.logins.read_version, parts.logins.desk.reload),
                 }
             )
             self._loops.spawn(poll(shared.check))

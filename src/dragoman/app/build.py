@@ -125,7 +125,7 @@ def build_app(
         store_watch = StoreWatch(stores, home / config.policy.folder)
         auth = build_auth(mode, live, stores, net, api_key)
         state, access_watch = auth.state, AccessWatch(stores.keys, auth.authenticator)
-        authority = build_authority(live, auth, stores, net)
+        authority = build_authority(live, auth, stores, net, key, member)
         local: dict[str, LocalAgent] = {}
         names = known_ids.list_names(home, config, stores.place)
         catalogs = build_pinned_catalogs(live, stores, bus, registered, local, skill_table, names)

@@ -12,6 +12,7 @@ from dragoman.app.build_auth import AuthParts
 from dragoman.app.build_stores import Stores, UserStores
 from dragoman.app.config_watch import LiveConfig
 from dragoman.core.admin_audit import record_done
+from dragoman.core.cluster import Ownership
 from dragoman.core.errors import HubError
 from dragoman.core.principal import USER, Principal
 from dragoman.net.client import OutboundHttp
@@ -65,9 +66,15 @@ class Authority:
 
 
 def build_authority(
-    live: LiveConfig, auth: AuthParts, stores: Stores, net: OutboundHttp
+    live: LiveConfig,
+    auth: AuthParts,
+    stores: Stores,
+    net: OutboundHttp,
+    key: bytes,
+    ownership: Ownership,
 ) -> Authority | None:
-    """Raises `ConfigError` if the extra is not installed."""
+    """`key` seals what browsers bring back, to any hub of a cluster. Raises `ConfigError` if
+    the extra is not installed."""
     settings, state = live.config.auth.server, auth.state
     if stores.users is None or not settings.enabled:
         return None
@@ -90,6 +97,8 @@ def build_authority(
         oidc_http,
         auth.secrets.resolve,
         _note_failures(stores),
+        key,
+        ownership,
     )
     scopes = dict.fromkeys(("call", *live.config.auth.required_scopes))
     server = AuthorizationServer(settings, ports, tuple(scopes))

@@ -51,6 +51,10 @@ class LoginParts:
         for store in self.stores:
             store.close()
 
+    def read_version(self) -> int:
+        """Differs after a change of the stored credentials by another hub."""
+        return self.stores[0].read_version() if self.stores else 0
+
     @property
     def mounts(self) -> list[PathMount]:
         """No path needs a key: a browser has none."""

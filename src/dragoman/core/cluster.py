@@ -148,8 +148,9 @@ class OwnerRequests(Protocol):
         """Sends a request to all other hubs, and returns the frames of each that has responded
         within a few seconds."""
 
-    async def is_owner(self, mark: str) -> bool:
-        """Whether this hub owns what `mark` names. Raises `StorageFailed`."""
+    async def find_owner(self, mark: str) -> str:
+        """The id of the hub that owns what `mark` names; empty if it is this one. Raises
+        `StorageFailed`."""
 
 
 class SingleHub:

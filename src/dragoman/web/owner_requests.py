@@ -81,8 +81,9 @@ class OwnerClient:
         asked = [self._ask(packed, hub) for hub in self._cluster.list_others()]
         return [found for found in await asyncio.gather(*asked) if found is not None]
 
-    async def is_owner(self, mark: str) -> bool:
-        return await self._cluster.find_owner(mark) is None
+    async def find_owner(self, mark: str) -> str:
+        owner = await self._cluster.find_owner(mark)
+        return "" if owner is None else owner.id
 
     async def _ask(self, packed: ForwardedRequest, hub: HubAddress) -> list[bytes] | None:
         try:

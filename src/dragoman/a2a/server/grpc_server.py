@@ -343,7 +343,7 @@ class A2aGrpcServer:
         frames: AsyncIterator[bytes] | None = None
         if isinstance(context, ForwardedContext):
             # This hub may not have known that it is the heir.
-            if not await owners.is_owner(other.mark):
+            if await owners.find_owner(other.mark):
                 raise Unreachable("the hubs disagree on the owner of the task", sent=False)
         else:
             body, principal = _encode_call(call), call.ctx.principal

@@ -377,11 +377,7 @@ class McpServer:
     async def _listen(self, request: McpRequest) -> bytes:
         work = self.subscriptions.listen(request)
         del request  # it may last for days
-        try:
-            return await work
-        except OwnedElsewhere as other:
-            other.is_charged = True
-            raise
+        return await work
 
 
 ID_IN_USE = "a request with this id is still running"

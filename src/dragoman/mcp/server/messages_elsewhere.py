@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import aclosing, nullcontext
+from contextlib import aclosing, nullcontext, suppress
 from functools import partial
 from typing import Any
 
-from dragoman.core.background import Background, resolve
+from dragoman.core.background import Background, resolve, start_task
 from dragoman.core.call import LEVELS
 from dragoman.core.cluster import (
     FrameSink,
@@ -25,7 +25,7 @@ from dragoman.core.cluster import (
     make_id,
     prepay,
 )
-from dragoman.core.errors import HubError, Unreachable
+from dragoman.core.errors import HubError, StorageFailed, Unreachable
 from dragoman.core.principal import Principal
 from dragoman.core.tool_filter import EVERYTHING, View
 from dragoman.core.trace import HEADERS as TRACE_HEADERS
@@ -38,6 +38,10 @@ from dragoman.wire import rpc
 from dragoman.wire.json import decode, encode
 
 PART = "mcp"
+FOLLOW_SECONDS = 3.0
+"""How long another hub has to begin to listen to its tasks."""
+RETRY_SECONDS = 1.0
+"""How long to wait before a notification is sent again to a client that did not read it."""
 MAX_CLIENTS = 5_000
 """Clients of other hubs whose messages are being answered."""
 
@@ -181,6 +185,51 @@ class MessagesElsewhere:
                     found += decode(frame[1:])["result"]["tasks"]
         return found
 
+    async def follow_tasks(
+        self, marks: Mapping[str, str], id: rpc.Id, params: Mapping[str, Any], client: ClientState
+    ) -> list[FollowedTasks]:
+        """Listens to tasks of other hubs, for a `subscriptions/listen` with that id and those
+        parameters. `marks` are those of the ids of the tasks. Hubs that do not respond and tasks
+        that they do not have are left out."""
+        found: dict[str, list[str]] = {}
+        for task, mark in marks.items():
+            with suppress(StorageFailed):
+                if owner := await self._owners.find_owner(mark):
+                    found.setdefault(owner, []).append(task)
+        asked = [self._follow(owner, tasks, id, params, client) for owner, tasks in found.items()]
+        return [one for one in await asyncio.gather(*asked) if one is not None]
+
+    async def _follow(
+        self,
+        owner: str,
+        tasks: list[str],
+        id: rpc.Id,
+        params: Mapping[str, Any],
+        client: ClientState,
+    ) -> FollowedTasks | None:
+        wanted = {"_meta": params["_meta"], "notifications": {"taskIds": tasks}}
+        message = {"jsonrpc": "2.0", "id": id, "method": "subscriptions/listen", "params": wanted}
+        body = {**_encode_client(client, None, {}), "pushes": True, "message": message}
+        frames: AsyncIterator[bytes] | None = None
+        try:
+            async with asyncio.timeout(FOLLOW_SECONDS):
+                frames = await self._owners.open(
+                    owner, PART, client.principal, encode(body), is_charged=True
+                )
+                if frames is None:
+                    return None
+                async for frame in frames:
+                    if frame[:1] == _PUSHED:  # the acknowledgement
+                        granted = decode(frame[1:])["params"]["notifications"]["taskIds"]
+                        return FollowedTasks(granted, frames)
+                    if frame[:1] != _CLIENT:
+                        break
+        except (HubError, TimeoutError):
+            pass
+        if frames is not None:
+            await frames.aclose()  # type: ignore[attr-defined]
+        return None
+
     # --- at the owner ----------------------------------------------------------------------------
 
     async def serve(self, principal: Principal, body: bytes, sink: FrameSink) -> None:
@@ -213,7 +262,7 @@ class MessagesElsewhere:
             answer = await self._answer(message, client, push, fields)
         except OwnedElsewhere as other:
             try:  # this hub may not have known that it is the heir
-                if not await self._owners.is_owner(other.mark):
+                if await self._owners.find_owner(other.mark):
                     raise Unreachable("the hubs disagree on its owner", sent=False)
                 answer = await self._answer_here(other, message, client, push, fields)
             except HubError as error:
@@ -242,6 +291,34 @@ class MessagesElsewhere:
         return EVERYTHING if view == EVERYTHING else view
 
 
+class FollowedTasks:
+    """Tasks of another hub that a `subscriptions/listen` follows."""
+
+    def __init__(self, ids: list[str], frames: AsyncIterator[bytes]) -> None:
+        self.ids = ids
+        self._frames = frames
+        self._relaying: asyncio.Task[None] | None = None
+
+    def begin(self, push: Push) -> None:
+        """Sends the client the notifications of the other hub."""
+        self._relaying = start_task(self._relay(push))
+
+    def stop(self) -> None:
+        start_task(self._end())
+
+    async def _end(self) -> None:
+        if self._relaying is not None:
+            self._relaying.cancel()
+            await asyncio.wait([self._relaying])
+        await self._frames.aclose()  # type: ignore[attr-defined]
+
+    async def _relay(self, push: Push) -> None:
+        with suppress(HubError):
+            async for frame in self._frames:
+                while frame[:1] == _PUSHED and not push(frame[1:]):
+                    await asyncio.sleep(RETRY_SECONDS)  # the client does not read
+
+
 def _push_frame(sink: FrameSink, message: bytes) -> bool:
     return sink.send(_PUSHED + message)
 
@@ -256,7 +333,7 @@ def _encode_client(
         "door": client.door,
         "view": {"name": view.name, "patterns": view.patterns, "agents": view.agents},
         "revision": client.revision.name,
-        "features": client.features,
+        "features": dict(client.features),
         "client_name": client.client_name,
         "log_level": client.log_level,
         "pushes": push is not None,

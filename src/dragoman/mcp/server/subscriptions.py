@@ -284,7 +284,9 @@ class Subscriptions:
         if permitted := await self._subscribe_all(stream, uris, params):
             granted["resourceSubscriptions"] = permitted
         if "taskIds" in wanted:
-            stream.tasks = self._tasks.subscribe(wanted["taskIds"], stream.client, stream.send_task)
+            stream.tasks = await self._tasks.subscribe(
+                stream.id, params, stream.client, stream.send_task, stream.push
+            )
             granted["taskIds"] = stream.tasks.ids
         acknowledged = "notifications/subscriptions/acknowledged"
         if not stream.push(stream.encode(acknowledged, notifications=granted)):

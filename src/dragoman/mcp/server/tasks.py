@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -110,6 +110,22 @@ Permits = Callable[[ClientState, str, str], bool]
 class TasksElsewhere(Protocol):
     async def list_tasks(self, client: ClientState) -> list[dict[str, Any]]:
         """Lists the tasks of the client's principal at other hubs, as 2025-11-25 shows them."""
+
+    async def follow_tasks(
+        self, marks: Mapping[str, str], id: rpc.Id, params: Mapping[str, Any], client: ClientState
+    ) -> Sequence[TasksFollowed]:
+        """Follows tasks of other hubs, by their ids and the marks in these, for the request to
+        listen that has that id and those parameters."""
+
+
+class TasksFollowed(Protocol):
+    """Tasks of another hub."""
+
+    ids: list[str]
+
+    def begin(self, push: Push) -> None: ...
+
+    def stop(self) -> None: ...
 
 
 class McpTasks:
@@ -248,16 +264,19 @@ class McpTasks:
         return task
 
     async def _list(self, id: rpc.Id, params: Mapping[str, Any], client: ClientState) -> bytes:
-        tasks = [
-            _render_legacy(task)
+        owned = [
+            task
             for task in self._tasks.list_owned(client.principal)
             if self._permits(client, TASK_READ, task.record.tool)
         ]
+        owned.sort(key=lambda task: (task.created, task.id))
+        tasks = [_render_legacy(task) for task in owned]
         if client.is_of_another_hub:  # which joins the lists, and has pages
             return rpc.encode_result(id, {"tasks": tasks})
         if self.elsewhere is not None:
             tasks += await self.elsewhere.list_tasks(client)
-        tasks.sort(key=lambda task: (task["createdAt"], task["taskId"]))
+            # Those of one hub stay in their order, which is finer than the time that is shown.
+            tasks.sort(key=lambda task: (task["createdAt"], find_mark(task["taskId"])))
         start, cursor = 0, params.get("cursor")
         if cursor is not None:
             places = [place for place, task in enumerate(tasks) if task["taskId"] == cursor]
@@ -332,46 +351,58 @@ class McpTasks:
 
     # --- subscriptions/listen --------------------------------------------------------------------
 
-    def subscribe(
-        self, ids: Iterable[str], client: ClientState, notify: Notify
+    async def subscribe(
+        self, id: rpc.Id, params: Mapping[str, Any], client: ClientState, notify: Notify, push: Push
     ) -> TaskSubscription:
-        """Follows those of the ids that are tasks of this client. If all are tasks of one other
-        hub, that hub serves the request."""
+        """Follows the tasks of this client that a request to listen names; `id` and `params` are
+        those of the request."""
         found: list[ToolTask] = []
-        elsewhere: dict[str, OwnedElsewhere] = {}
-        for id in dict.fromkeys(ids):
+        elsewhere: dict[str, str] = {}
+        for task_id in dict.fromkeys(params["notifications"]["taskIds"]):
             try:
-                found.append(self.find_task(client, id))
+                found.append(self.find_task(client, task_id))
             except NotFound:
                 pass
             except OwnedElsewhere as other:
-                elsewhere[other.mark] = other
-        if len(elsewhere) == 1 and not found:
-            raise next(iter(elsewhere.values()))
-        return TaskSubscription(found, notify)
+                elsewhere[task_id] = other.mark
+        followed: Sequence[TasksFollowed] = ()
+        if elsewhere and self.elsewhere is not None and not client.is_of_another_hub:
+            followed = await self.elsewhere.follow_tasks(elsewhere, id, params, client)
+        return TaskSubscription(found, notify, followed, push)
 
 
 class TaskSubscription:
     """The tasks that one `subscriptions/listen` follows: each is sent at the start and whenever it
     has changed. A client that does not read gets the state at a later time."""
 
-    def __init__(self, tasks: list[ToolTask], notify: Notify) -> None:
+    def __init__(
+        self, tasks: list[ToolTask], notify: Notify, followed: Sequence[TasksFollowed], push: Push
+    ) -> None:
+        """`followed` are those of other hubs, whose notifications are pushed as they come."""
         self._tasks = tasks
         self._notify = notify
+        self._followed = followed
+        self._push = push
         self._sent: dict[str, tuple[str, ...]] = {}
         self._stops: list[Callable[[], None]] = []
         self._retrying: asyncio.TimerHandle | None = None
 
     @property
     def ids(self) -> list[str]:
-        return [task.id for task in self._tasks]
+        return [task.id for task in self._tasks] + [
+            id for followed in self._followed for id in followed.ids
+        ]
 
     def begin(self) -> None:
+        for followed in self._followed:
+            followed.begin(self._push)
         for task in self._tasks:
             self._stops.append(task.watch(partial(self._look, task)))
             self._look(task)
 
     def stop(self) -> None:
+        for followed in self._followed:
+            followed.stop()
         for stop in self._stops:
             stop()
         if self._retrying is not None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, urlencode
 
+from dragoman.core.cluster import Ownership, find_mark
 from dragoman.core.errors import BadReply, InvalidInput, Refused
 from dragoman.core.urls import parse_query
 from dragoman.core.users import UserRecord, Users, render_subject
@@ -63,8 +64,10 @@ class OidcSignIn:
         find_base: FindBase,
         note_failed: Callable[[str], None],
         scopes: Sequence[str],
+        ownership: Ownership,
     ) -> None:
         """`scopes` are those of users that are added."""
+        self._ownership = ownership
         self._settings = settings
         self._users = users
         self._browsers = browsers
@@ -84,6 +87,7 @@ class OidcSignIn:
         metadata = await self._find_metadata()
         browser, headers = self._browsers.identify(request)
         verifier, nonce, state = (secrets.token_urlsafe(32) for _ in range(3))
+        state = self._ownership.mark + state
         now = time.monotonic()
         self._logins = {key: one for key, one in self._logins.items() if one.until > now}
         while len(self._logins) >= MAX_LOGINS:
@@ -105,9 +109,13 @@ class OidcSignIn:
         reply_redirect(request, f"{url}{mark}{urlencode(query)}", headers)
 
     async def finish(self, request: HttpRequest, address: str) -> None:
-        """Takes the provider's answer and signs the user in."""
+        """Takes the provider's answer and signs the user in. Raises `OwnedElsewhere` if the sign-in
+        has begun at another hub."""
         given = parse_query(request.query.decode("latin-1"))
-        login = self._logins.pop(given.get("state", ""), None)
+        state = given.get("state", "")
+        login = self._logins.pop(state, None)
+        if login is None:
+            self._ownership.check(find_mark(state))
         browser = self._browsers.find_browser(request)
         if login is None or login.until <= time.monotonic():
             raise OAuthError("invalid_request", STALE, 403)

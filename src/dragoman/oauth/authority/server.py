@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from dragoman.core.cluster import Ownership
 from dragoman.core.errors import HubError, InvalidInput, RateLimited
 from dragoman.core.principal import Principal
 from dragoman.core.users import UserGrants, Users
@@ -60,6 +61,9 @@ class AuthorityPorts:
     resolve_secret: ResolveSecret
     note_failed: Callable[[str], None]
     """Gets the address of a failed sign-in."""
+    key: bytes
+    """Seals what browsers bring back; several hubs share it."""
+    ownership: Ownership
 
 
 class AuthorizationServer:
@@ -74,7 +78,7 @@ class AuthorizationServer:
         installed."""
         self._ports = ports
         attempts = attempts or Attempts()
-        keys = passkeys.Passkeys(ports.users, ports.find_base)
+        keys = passkeys.Passkeys(ports.users, ports.find_base, ports.key)
         provider = settings.oidc.name if settings.oidc is not None else ""
         sign_in = SignIn(
             ports.users, ports.grants, ports.browsers, attempts, PasswordChecker(), keys,
@@ -97,6 +101,7 @@ class AuthorizationServer:
             self._oidc = OidcSignIn(
                 settings.oidc, ports.users, ports.browsers, sign_in, ports.oidc_http,
                 ports.resolve_secret, ports.find_base, ports.note_failed, scopes,
+                ports.ownership,
             )  # fmt: skip
         self.paths: tuple[str, ...] = (*METADATA, *FOR_CLIENTS, *FOR_BROWSERS)
         """The paths that it serves, all without a key."""

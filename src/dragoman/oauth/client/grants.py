@@ -69,6 +69,8 @@ class StoredToken(Struct, frozen=True, omit_defaults=True):
     client: ClientIdentity
     problem: str = ""
     """Why only a login can help; empty while the tokens can be used."""
+    logged_in_at: float = 0.0
+    """When a person has logged in; refreshed tokens keep it."""
 
     def __repr__(self) -> str:
         return f"<StoredToken of {render_origin(self.issuer)}>"

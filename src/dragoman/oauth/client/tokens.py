@@ -489,15 +489,44 @@ class TokenManager:
 
     def _keep_login(self, holder: str, stored: StoredToken) -> None:
         slot = self._find_slot(holder)
+        stored = replace(stored, logged_in_at=stored.issued_at)
+        self._note_login(slot, stored)
+        self._vault.save(holder, stored)
+        self._keep(slot, stored, store=False)
+        # Only the newest login counts: its issuer may be another one than before.
+        self._vault.delete(holder, but=stored)
+
+    def _note_login(self, slot: _Slot, stored: StoredToken) -> None:
         slot.generation += 1
         slot.forced_at = float("-inf")
         for missing in slot.step_ups:
             slot.step_ups[missing] += missing <= set(stored.wanted)
         slot.wanted = ()
-        self._vault.save(holder, stored)
-        self._keep(slot, stored, store=False)
-        # Only the newest login counts: its issuer may be another one than before.
-        self._vault.delete(holder, but=stored)
+
+    def reload(self) -> list[str]:
+        """Uses what other hubs have stored meanwhile. Returns the holders who have logged in or out
+        there. Raises `StorageFailed`."""
+        if not self.is_interactive:
+            return []
+        changed = []
+        for slot in list(self._slots.values()):
+            was, now = slot.stored, self._vault.load(slot.holder)
+            if now is None:
+                if was is None:
+                    continue
+                slot.generation += 1  # a refresh that is running is void
+                slot.stored = slot.token = None
+                slot.refresh_at = 0.0
+                del self._slots[slot.holder]
+            elif was is None or now.logged_in_at != was.logged_in_at or now.problem != was.problem:
+                self._note_login(slot, now)
+                self._use(slot, now)
+            else:
+                if now != was and slot.flight is None:
+                    self._use(slot, now)
+                continue
+            changed.append(slot.holder)
+        return changed
 
     def _list_wanted(self, holder: str, issuer: str) -> tuple[str, ...]:
         slot = self._find_slot(holder)

@@ -164,6 +164,11 @@ class LoginAccount:
         if isinstance(client, AccountClient):
             client.reset()
 
+    def reload(self) -> list[str]:
+        """Reads again what other hubs have stored; returns the holders whose login has changed."""
+        self._holders = None
+        return self._tokens.reload() if self._tokens is not None else []
+
     def needs_token(self, holder: str) -> bool:
         """Whether requests of the holder need a token, as far as known."""
         if self.is_per_user and holder != SHARED:

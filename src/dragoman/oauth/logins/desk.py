@@ -364,6 +364,12 @@ class HubLoginDesk:
         self._bus.emit(LoginChanged(account.name, who, "logout"))
         return {"holder": who, "revoked": forgotten.is_revoked, "problem": forgotten.problem}
 
+    async def reload(self) -> None:
+        """Takes note of logins that were made or removed at other hubs. Raises `StorageFailed`."""
+        for account in list(self._accounts.values()):
+            for holder in account.reload():
+                self._note_change(account, holder)
+
     def _note_change(self, account: LoginAccount, holder: str) -> None:
         account.note_login(holder)
         self._note_login(account, holder)
