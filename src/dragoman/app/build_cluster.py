@@ -22,7 +22,12 @@ from dragoman.app.config_watch import LiveConfig
 from dragoman.app.placed_servers import PREFIX, PlacedServers, is_placed, parse_hub
 from dragoman.core.errors import ConfigError
 from dragoman.core.principal import Principal
-from dragoman.core.shared_settings import resolve_cluster_key, resolve_store_url
+from dragoman.core.shared_settings import (
+    check_advertise,
+    parse_listen,
+    resolve_cluster_key,
+    resolve_store_url,
+)
 from dragoman.mcp.client.upstream_manager import UpstreamManager
 from dragoman.net.client import GuardedHttpClient, OutboundHttp
 from dragoman.stores.cluster import DRAINING, READY, PostgresCluster
@@ -123,17 +128,7 @@ class ClusterParts:
         self._internal = InternalApp(
             app, self.hubs, {PREFIX: placed.serve, REPORT: self.reports.serve}
         )
-        if self._listen.startswith("/"):
-            sock, address = unix_socket(self._listen), self._listen
-        else:
-            host, _, port = self._listen.rpartition(":")
-            if not host or not port.isdigit():
-                raise ConfigError(
-                    f'[cluster] listen = "{self._listen}" is invalid: write HOST:PORT, or the path '
-                    "of a Unix socket"
-                )
-            sock = tcp_socket(host.strip("[]"), int(port))
-            address = f"{host}:{sock.getsockname()[1]}"
+        sock, address = _open_socket(self._listen)
         self._listener = HttpListener(
             self._internal, sock, bodies, body_bytes=MAX_BODY, tls=self._tls.server
         )
@@ -197,6 +192,19 @@ class ClusterParts:
             Path(self._listen).unlink(missing_ok=True)
 
 
+def _open_socket(listen: str) -> tuple[socket.socket, str]:
+    """Returns the socket of the internal listener, and its address. Raises `ConfigError`."""
+    found = parse_listen(listen)
+    if found is None:
+        try:
+            return unix_socket(listen), listen
+        except OSError as error:
+            why = error.strerror or error
+            raise ConfigError(f'[cluster] listen: cannot listen on "{listen}": {why}') from None
+    sock = tcp_socket(*found, setting="[cluster] listen")
+    return sock, f"{listen.rpartition(':')[0]}:{sock.getsockname()[1]}"
+
+
 def build_cluster(home: Path, live: LiveConfig) -> ClusterParts:
     """Raises `ConfigError` if the settings of the cluster are incomplete."""
     settings = live.config.cluster
@@ -205,6 +213,7 @@ def build_cluster(home: Path, live: LiveConfig) -> ClusterParts:
         raise ConfigError(
             "[cluster] secret needs [store] url: the hubs share a PostgreSQL database"
         )
+    check_advertise(settings.listen, settings.advertise)
     key = resolve_cluster_key(settings, live.secrets)
     assert key is not None
     node = f"{socket.gethostname()}:{os.getpid()}"
