@@ -18,6 +18,8 @@ pytestmark = pytest.mark.promise("U4")
 BASE = "https://hub.example.com"
 SESSION, BROWSER = "s" * 43, "b" * 43
 
+KEY = b"k" * 32
+
 
 @pytest.fixture
 def users(tmp_path: Path) -> Iterator[UserStore]:
@@ -31,7 +33,7 @@ def users(tmp_path: Path) -> Iterator[UserStore]:
 
 @pytest.fixture
 def passkeys(users: UserStore) -> Passkeys:
-    return Passkeys(users, lambda: BASE)
+    return Passkeys(users, lambda: BASE, KEY)
 
 
 def enrol(passkeys: Passkeys, users: UserStore, name: str) -> SoftAuthenticator:
@@ -67,8 +69,11 @@ def test_answers_of_other_browsers_sites_and_times_are_refused(
     assert passkeys.verify_sign_in(answer, BROWSER).name == "anna"
     assert is_refused(answer)  # the counter of the authenticator did not increase
     assert is_refused(
-        authenticator.get(Passkeys(users, lambda: BASE).build_sign_in_options(BROWSER))
+        authenticator.get(Passkeys(users, lambda: BASE, b"x").build_sign_in_options(BROWSER))
     )
+    elsewhere = Passkeys(users, lambda: BASE, KEY)  # at another hub of the cluster
+    answer = authenticator.get(elsewhere.build_sign_in_options(BROWSER))
+    assert passkeys.verify_sign_in(answer, BROWSER).name == "anna"
     authenticator.origin = "https://hub.example.com.evil.example"
     assert is_refused(authenticator.get(passkeys.build_sign_in_options(BROWSER)))
     authenticator.origin = BASE
@@ -104,9 +109,9 @@ def test_a_passkey_belongs_to_one_user_and_their_number_is_bounded(
 
 def test_an_address_without_a_name_has_no_passkeys(users: UserStore) -> None:
     for base in ("http://127.0.0.1:5", "http://[::1]:5"):
-        passkeys = Passkeys(users, lambda base=base: base)  # type: ignore[misc]
+        passkeys = Passkeys(users, lambda base=base: base, KEY)  # type: ignore[misc]
         assert passkeys.build_sign_in_options(BROWSER) == ""
         assert passkeys.build_options(users.get("anna"), SESSION) == ""
         with pytest.raises(InvalidInput):
             passkeys.verify_sign_in("{}", BROWSER)
-    assert Passkeys(users, lambda: "http://localhost:5").build_sign_in_options(BROWSER)
+    assert Passkeys(users, lambda: "http://localhost:5", KEY).build_sign_in_options(BROWSER)

@@ -107,7 +107,11 @@ class App:
         if parts.cluster is not None:
             placed = parts.cluster.build_placed(parts.guards, parts.upstreams)
             self._loops.spawn(poll(placed.follow, PLACEMENT_SECONDS))
-            await parts.cluster.start(internal, bodies, placed, self._inherit, self._begin_anew)
+            assert parts.shared_audit is not None
+            await parts.cluster.start(
+                internal, bodies, placed, self._inherit, self._begin_anew,
+                parts.shared_audit.find_state,
+            )  # fmt: skip
             owner_app = parts.cluster.wrap(owner_app, self._peers.identify_unix)
         self._listeners.append(HttpListener(owner_app, unix_socket(http_path), bodies))
         await parts.agents.start(config, parts.state, authenticate, self.access.explain_ended)

@@ -65,9 +65,10 @@ class Authority:
 
 
 def build_authority(
-    live: LiveConfig, auth: AuthParts, stores: Stores, net: OutboundHttp
+    live: LiveConfig, auth: AuthParts, stores: Stores, net: OutboundHttp, key: bytes
 ) -> Authority | None:
-    """Raises `ConfigError` if the extra is not installed."""
+    """`key` is that of the hub, or of all hubs of a cluster. Raises `ConfigError` if the extra is
+    not installed."""
     settings, state = live.config.auth.server, auth.state
     if stores.users is None or not settings.enabled:
         return None
@@ -90,6 +91,7 @@ def build_authority(
         oidc_http,
         auth.secrets.resolve,
         _note_failures(stores),
+        key,
     )
     scopes = dict.fromkeys(("call", *live.config.auth.required_scopes))
     server = AuthorizationServer(settings, ports, tuple(scopes))

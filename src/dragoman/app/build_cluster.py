@@ -11,13 +11,14 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dragoman import __version__
 from dragoman.app.build_guards import Guards
 from dragoman.app.cluster_report import PATH as REPORT
-from dragoman.app.cluster_report import ClusterReports
+from dragoman.app.cluster_report import ClusterReports, FindState
 from dragoman.app.config_watch import LiveConfig
 from dragoman.app.placed_servers import PREFIX, PlacedServers, is_placed, parse_hub
 from dragoman.core.errors import ConfigError
@@ -39,6 +40,7 @@ from dragoman.web.forwarding import (
     ForwardingApp,
     InternalApp,
     PlacedHttpClient,
+    Serve,
 )
 from dragoman.web.http.body_budget import BodyBudget
 from dragoman.web.http.http1 import Application
@@ -97,7 +99,7 @@ class ClusterParts:
     """The key of all hubs for seals that any of them opens."""
     _tls: ClusterTls
     _clients: HubClients
-    reports: ClusterReports
+    _reports: ClusterReports
     _listen: str
     _advertise: str | None
     _listener: HttpListener | None = None
@@ -119,15 +121,18 @@ class ClusterParts:
         placed: PlacedServers,
         inherit: React,
         begin_anew: React,
+        find_state: FindState,
     ) -> None:
         """Opens the internal listener, whose requests `app` answers, and registers this hub.
         `inherit` gets the id of each hub that this one becomes the heir of, `begin_anew` the new id
-        of this hub if others have declared it dead."""
+        of this hub if others have declared it dead. `find_state` tells other hubs of this one."""
         self.hubs.on_inherit.append(inherit)
         self.hubs.on_lost.append(begin_anew)
-        self._internal = InternalApp(
-            app, self.hubs, {PREFIX: placed.serve, REPORT: self.reports.serve}
-        )
+        mounts: dict[str, Serve] = {
+            PREFIX: placed.serve,
+            REPORT: partial(self._reports.serve, find_state),
+        }
+        self._internal = InternalApp(app, self.hubs, mounts)
         sock, address = _open_socket(self._listen)
         self._listener = HttpListener(
             self._internal, sock, bodies, body_bytes=MAX_BODY, tls=self._tls.server
@@ -141,11 +146,11 @@ class ClusterParts:
     async def set_ready(self) -> None:
         await self.hubs.set_state(READY)
 
-    async def describe(self) -> Mapping[str, Any]:
+    async def describe(self, find_state: FindState) -> Mapping[str, Any]:
         """The hubs and the leases, for people. Raises `StorageFailed`."""
         await self.hubs.refresh()
         leases = await self.hubs.list_leases()
-        reports = await self.reports.describe_all()
+        reports = await self._reports.describe_all(find_state)
         return {
             "hubs": [
                 {

@@ -72,10 +72,11 @@ for (const form of document.querySelectorAll("form[data-passkey]")) {
 
 
 class Passkeys:
-    def __init__(self, users: Users, find_base: FindBase) -> None:
+    def __init__(self, users: Users, find_base: FindBase, key: bytes) -> None:
+        """`key` seals challenges; the browser may answer at another hub that has it."""
         self._users = users
         self._find_base = find_base
-        self._key = secrets.token_bytes(32)
+        self._key = hmac.digest(key, b"passkey challenges", "sha256")
 
     def build_options(self, user: UserRecord, id: str) -> str:
         """Builds the options with which the browser makes a passkey, as JSON; empty where it

@@ -60,6 +60,8 @@ class AuthorityPorts:
     resolve_secret: ResolveSecret
     note_failed: Callable[[str], None]
     """Gets the address of a failed sign-in."""
+    key: bytes
+    """Of seals that any hub of a cluster opens."""
 
 
 class AuthorizationServer:
@@ -74,7 +76,7 @@ class AuthorizationServer:
         installed."""
         self._ports = ports
         attempts = attempts or Attempts()
-        keys = passkeys.Passkeys(ports.users, ports.find_base)
+        keys = passkeys.Passkeys(ports.users, ports.find_base, ports.key)
         provider = settings.oidc.name if settings.oidc is not None else ""
         sign_in = SignIn(
             ports.users, ports.grants, ports.browsers, attempts, PasswordChecker(), keys,
