@@ -6,7 +6,7 @@ import difflib
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 from urllib.parse import urlsplit
@@ -30,6 +30,7 @@ from dragoman.config_layers import (
 from dragoman.core.environment import read_environment
 from dragoman.core.errors import ConfigError
 from dragoman.core.secret_references import is_reference
+from dragoman.core.shared_settings import check_advertise, check_database_url
 from dragoman.core.tool_identity import BUILTIN, WORKFLOW, fold_server_name
 from dragoman.core.urls import render_arguments, render_origin
 from dragoman.guards.config import ApprovalSettings, BusSettings, Limits, TaintSettings
@@ -247,6 +248,7 @@ def _parse(
     _check_key(config, source)
     _check_auth_server(config, source)
     _check_issuers(config.auth, source)
+    _check_shared(config, source)
     if config.tools.search_url is not None:
         where = source.locate(("tools", "search_url"))
         _check_url(config.tools.search_url, "web_search", where)
@@ -586,6 +588,32 @@ def _check_auth_server(config: Config, source: ConfigSource) -> None:
 
 def fold_host(host: str) -> str:
     return host.strip("[]").lower()
+
+
+def _check_shared(config: Config, source: ConfigSource) -> None:
+    """Checks the settings of hubs that share a database, as far as they are not references."""
+    url, cluster = config.store.url, config.cluster
+    checks: list[tuple[SettingPath, Callable[[], None]]] = [
+        (("cluster", "listen"), lambda: check_advertise(cluster.listen, cluster.advertise))
+    ]
+    if url is not None and not is_reference(url):
+        checks.append((("store", "url"), lambda: check_database_url(url)))
+    for at, check in checks:
+        try:
+            check()
+        except ConfigError as error:
+            raise ConfigError(f"{source.locate(at)}: {error}") from None
+
+
+def holds_secrets(config: Config) -> bool:
+    """Whether the file holds secrets itself, and not only references to them."""
+    found = [config.cluster.secret, *filter(_has_password, (config.store.url, config.redis.url))]
+    literal = any(one is not None and not is_reference(one) for one in found)
+    return literal or config.api_key is not None
+
+
+def _has_password(url: str | None) -> bool:
+    return url is not None and re.search(r"://[^/]*:[^/]*@|password=", url) is not None
 
 
 def _check_issuers(auth: AuthSettings, source: ConfigSource) -> None:

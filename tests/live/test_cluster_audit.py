@@ -57,6 +57,8 @@ def check_lag(cluster: Cluster, database: str) -> None:
     first, second = cluster.hubs
     assert [one["problems"] for one in first.api("/api/cluster")["hubs"]] == [[], []]
     assert "2 hubs, which reach each other" in run(cluster, first, "doctor")
+    leases = {one["name"]: one["hub"] for one in first.api("/api/cluster")["leases"]}
+    assert leases["audit.prune"] in [one["id"] for one in first.api("/api/cluster")["hubs"]]
     with connect(database) as db, db.transaction():
         db.execute("LOCK TABLE audit_chains IN EXCLUSIVE MODE")
         assert second.call("mcp_new_echo", {"text": "late"})

@@ -14,7 +14,7 @@ import pytest
 from dragoman.core.errors import ConfigError
 from dragoman.core.ports import CredentialId
 from dragoman.stores import credential_key
-from dragoman.stores.credential_key import KEY_FILE, find_key
+from dragoman.stores.credential_key import KEY_FILE, find_key, find_older_key
 from dragoman.stores.credentials import DATABASE, SqliteCredentials
 from dragoman.stores.database import StorePlace
 from dragoman.stores.store_inventory import FILES, VERSIONS
@@ -215,3 +215,30 @@ def test_a_key_that_others_may_read_is_refused(short_tmp: Path) -> None:
     os.chmod(short_tmp / KEY_FILE, 0o640)
     with pytest.raises(ConfigError, match="chmod 600"):
         find_key(short_tmp, "file", {}, _no_keyring)
+
+
+def test_hubs_of_a_cluster_read_the_credentials_of_each_other(
+    store_place: StorePlace, short_tmp: Path
+) -> None:
+    homes = [short_tmp / "a", short_tmp / "b"]
+    for home in homes:
+        home.mkdir(mode=0o700)
+    alone = SqliteCredentials(store_place, find_key(homes[0], "", {}, _no_keyring))
+    alone.save(ANNA, b"before")
+    alone.close()
+    shared = b"s" * 32
+    first, second = (
+        SqliteCredentials(store_place, find_key(home, "", {}, shared=shared)) for home in homes
+    )
+    assert find_older_key(homes[1], {}) is None
+    first.save(BOB, b"other")
+    assert second.load(BOB) == b"other"
+    first.adopt(find_older_key(homes[0], {}))  # which stored them before it joined
+    assert (second.load(ANNA), second.load(BOB)) == (b"before", b"other")
+    assert [path.name for path in homes[1].iterdir() if path.name == KEY_FILE] == []
+    for store in (first, second):
+        store.close()
+    with pytest.raises(ConfigError, match="leave it out, or use env:NAME"):
+        find_key(homes[0], "file", {}, shared=shared)
+    given = {"KEY": b64encode(KEY).decode()}
+    assert find_key(homes[0], "env:KEY", given, shared=shared) == KEY

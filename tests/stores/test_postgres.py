@@ -295,7 +295,17 @@ def test_statements_that_take_too_long_fail_alone(server: PostgresServer) -> Non
 def test_a_server_that_cannot_be_used_is_one_sentence() -> None:
     for url, why in (
         ("postgresql://u:secret@127.0.0.1:9/x", "cannot be used"),
-        ("nonsense", "cannot be used"),
+        ("nonsense", "is invalid"),
+        ("postgresql:/u:secret@h/x", "is invalid"),
+        ("mysql://u:secret@h/x", "is invalid"),
+        ("postgresql://u:a@secret@127.0.0.1:9/x", "is invalid: .* %40"),
+        ("postgresql://u:1/secret@127.0.0.1:9/x", "is invalid"),
+        ("postgresql://u:a secret@127.0.0.1:9/x", "is invalid"),
+        ("postgresql://u:a%secret@127.0.0.1:9/x", "is invalid"),
+        ("postgresql://u@127.0.0.1:9/x?password=a&secret", "is invalid"),
+        ("postgresql://u@127.0.0.1:9/x?password=secret&host=::1", "cannot be used"),
+        ("postgres://u:se%63ret@[::1]:9,127.0.0.1:9", "cannot be used"),
+        ("postgresql:///x?host=/nowhere", "cannot be used"),
     ):
         with pytest.raises(ConfigError, match=why) as raised:
             connect_server(url)

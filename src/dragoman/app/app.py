@@ -23,6 +23,7 @@ from dragoman.app.status import HubStatus
 from dragoman.app.workflows_view import WorkflowsView
 from dragoman.core.access import ServesPrincipals, TokenRejected
 from dragoman.core.background import Background
+from dragoman.core.cluster import SINGLE_HUB
 from dragoman.core.errors import AuthorizationError, ConfigError
 from dragoman.core.principal import Principal
 from dragoman.core.rate_limiter import check_address, limit_address
@@ -112,9 +113,11 @@ class App:
             owners = parts.cluster.owners
             messages = parts.mcp.server.join(owners)
             served = {MESSAGES_PART: messages.serve, GRPC_PART: parts.agents.serve_grpc}
+            assert parts.shared_audit is not None
             await parts.cluster.start(
-                internal, bodies, placed, served, self._inherit, self._begin_anew
-            )
+                internal, bodies, placed, served, self._inherit, self._begin_anew,
+                parts.shared_audit.find_state,
+            )  # fmt: skip
             owner_app = parts.cluster.wrap(owner_app, self._peers.identify_unix)
         self._listeners.append(HttpListener(owner_app, unix_socket(http_path), bodies))
         why_ended = self.access.explain_ended
@@ -279,7 +282,10 @@ class App:
             self._loops.spawn(poll(parts.authority.record_changes))
         if parts.shared_audit is not None:
             self._loops.spawn(parts.shared_audit.shipper.run())
-            self._loops.spawn(parts.shared_audit.keep_pruning(lambda: parts.live.config.audit))
+            leases = parts.cluster.hubs if parts.cluster is not None else SINGLE_HUB
+            self._loops.spawn(
+                parts.shared_audit.keep_pruning(lambda: parts.live.config.audit, leases)
+            )
 
     async def _inherit(self, hub: str) -> None:
         """Another hub has ended, and this one is its heir."""

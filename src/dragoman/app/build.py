@@ -130,7 +130,7 @@ def build_app(
         names = known_ids.list_names(home, config, stores.place)
         catalogs = build_pinned_catalogs(live, stores, bus, registered, local, skill_table, names)
         logins = build_logins(
-            home, stores.place, live, state, net, bus,
+            home, stores.place, live, state, net, bus, cluster.key if cluster else None,
             lambda principal: hub.authorizer.decide_action(principal, ADMIN).allowed,
             lambda account, holder: targets.note_login(account.name, holder), authority, member,
         )  # fmt: skip
@@ -213,8 +213,6 @@ def _share_audit(
     from dragoman.app.shared_audit import SharedAudit
 
     shared = SharedAudit(stores.audit, stores.clock, home, stores.place.url, key)
-    if cluster is not None:
-        cluster.reports.find_state = shared.find_state
     return key or stores.witness.key, shared
 
 

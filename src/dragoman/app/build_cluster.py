@@ -11,19 +11,25 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dragoman import __version__
 from dragoman.app.build_guards import Guards
 from dragoman.app.cluster_report import PATH as REPORT
-from dragoman.app.cluster_report import ClusterReports
+from dragoman.app.cluster_report import ClusterReports, FindState
 from dragoman.app.config_watch import LiveConfig
 from dragoman.app.placed_servers import PREFIX, PlacedServers, is_placed, parse_hub
 from dragoman.core.cluster import ServeFrames
 from dragoman.core.errors import ConfigError
 from dragoman.core.principal import Principal
-from dragoman.core.shared_settings import resolve_cluster_key, resolve_store_url
+from dragoman.core.shared_settings import (
+    check_advertise,
+    parse_listen,
+    resolve_cluster_key,
+    resolve_store_url,
+)
 from dragoman.mcp.client.upstream_manager import UpstreamManager
 from dragoman.net.client import GuardedHttpClient, OutboundHttp
 from dragoman.stores.cluster import DRAINING, READY, PostgresCluster
@@ -98,7 +104,7 @@ class ClusterParts:
     """The key of all hubs for seals that any of them opens."""
     _tls: ClusterTls
     _clients: HubClients
-    reports: ClusterReports
+    _reports: ClusterReports
     _listen: str
     _advertise: str | None
     _listener: HttpListener | None = None
@@ -129,30 +135,21 @@ class ClusterParts:
         parts: Mapping[str, ServeFrames],
         inherit: React,
         begin_anew: React,
+        find_state: FindState,
     ) -> None:
         """Opens the internal listener, whose requests `app` answers, and registers this hub.
         `parts` serve the same parts of other hubs.
         `inherit` gets the id of each hub that this one becomes the heir of, `begin_anew` the new id
-        of this hub if others have declared it dead."""
+        of this hub if others have declared it dead. `find_state` tells other hubs of this one."""
         self.hubs.on_inherit.append(inherit)
         self.hubs.on_lost.append(begin_anew)
         mounts: dict[str, Serve] = {
             PREFIX: placed.serve,
-            REPORT: self.reports.serve,
+            REPORT: partial(self._reports.serve, find_state),
             PARTS_PREFIX: FrameServer(parts).serve,
         }
         self._internal = InternalApp(app, self.hubs, mounts)
-        if self._listen.startswith("/"):
-            sock, address = unix_socket(self._listen), self._listen
-        else:
-            host, _, port = self._listen.rpartition(":")
-            if not host or not port.isdigit():
-                raise ConfigError(
-                    f'[cluster] listen = "{self._listen}" is invalid: write HOST:PORT, or the path '
-                    "of a Unix socket"
-                )
-            sock = tcp_socket(host.strip("[]"), int(port))
-            address = f"{host}:{sock.getsockname()[1]}"
+        sock, address = _open_socket(self._listen)
         self._listener = HttpListener(
             self._internal, sock, bodies, body_bytes=MAX_BODY, tls=self._tls.server
         )
@@ -165,11 +162,11 @@ class ClusterParts:
     async def set_ready(self) -> None:
         await self.hubs.set_state(READY)
 
-    async def describe(self) -> Mapping[str, Any]:
+    async def describe(self, find_state: FindState) -> Mapping[str, Any]:
         """The hubs and the leases, for people. Raises `StorageFailed`."""
         await self.hubs.refresh()
         leases = await self.hubs.list_leases()
-        reports = await self.reports.describe_all()
+        reports = await self._reports.describe_all(find_state)
         return {
             "hubs": [
                 {
@@ -228,6 +225,19 @@ class ClusterParts:
             Path(self._listen).unlink(missing_ok=True)
 
 
+def _open_socket(listen: str) -> tuple[socket.socket, str]:
+    """Returns the socket of the internal listener, and its address. Raises `ConfigError`."""
+    found = parse_listen(listen)
+    if found is None:
+        try:
+            return unix_socket(listen), listen
+        except OSError as error:
+            why = error.strerror or error
+            raise ConfigError(f'[cluster] listen: cannot listen on "{listen}": {why}') from None
+    sock = tcp_socket(*found, setting="[cluster] listen")
+    return sock, f"{listen.rpartition(':')[0]}:{sock.getsockname()[1]}"
+
+
 def build_cluster(home: Path, live: LiveConfig) -> ClusterParts:
     """Raises `ConfigError` if the settings of the cluster are incomplete."""
     settings = live.config.cluster
@@ -236,6 +246,7 @@ def build_cluster(home: Path, live: LiveConfig) -> ClusterParts:
         raise ConfigError(
             "[cluster] secret needs [store] url: the hubs share a PostgreSQL database"
         )
+    check_advertise(settings.listen, settings.advertise)
     key = resolve_cluster_key(settings, live.secrets)
     assert key is not None
     node = f"{socket.gethostname()}:{os.getpid()}"

@@ -107,23 +107,28 @@ def build_logins(
     state: RunState,
     net: OutboundHttp,
     bus: Bus,
+    shared_key: bytes | None,
     may_administer: Callable[[Principal], bool],
     note_login: Callable[[LoginAccount, str], None],
     authority: Authority | None,
     ownership: Ownership,
 ) -> LoginParts:
     """`authority` knows the users who sign in at the hub itself: only the browser of such a user
-    may use a link that was made for that user."""
+    may use a link that was made for that user. `shared_key` is that of all hubs of a cluster."""
     stores: list[SqliteCredentials] = []
 
     def open_store() -> CredentialStore:
         if not stores:
             # Imported here: most hubs have no server that needs a login.
-            from dragoman.stores.credential_key import find_key
+            from dragoman.stores.credential_key import find_key, find_older_key
             from dragoman.stores.credentials import SqliteCredentials
 
-            key = find_key(home, live.config.oauth.credential_key, live.variables)
-            stores.append(SqliteCredentials(place, key))
+            setting = live.config.oauth.credential_key
+            key = find_key(home, setting, live.variables, shared=shared_key)
+            store = SqliteCredentials(place, key)
+            if shared_key is not None:
+                store.adopt(find_older_key(home, live.variables))
+            stores.append(store)
         return stores[0]
 
     def open_http(url: str, allow_private: bool, follow: bool) -> HttpClient:

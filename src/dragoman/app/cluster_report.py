@@ -10,16 +10,15 @@ import asyncio
 import hmac
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
 from typing import Any
-
-import msgspec
 
 from dragoman.config import Config
 from dragoman.core.background import Work
 from dragoman.core.errors import HubError
 from dragoman.web.forwarding import Cluster, ForwardedRequest, HubAddress, OpenClient, send_to_hub
 from dragoman.wire.http import JSON_HEADERS, HttpRequest
-from dragoman.wire.json import encode
+from dragoman.wire.json import Malformed, decode, encode
 
 PATH = "/hub-report"
 SECONDS = 2.0
@@ -31,7 +30,8 @@ OWN_SECTIONS = frozenset({"server", "cluster", "store", "log", "otel"})
 """Where hubs of one cluster may differ."""
 
 
-class HubReport(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True)
+class HubReport:
     at: float
     """The time by the hub's clock."""
     audit_behind: int
@@ -41,8 +41,6 @@ class HubReport(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, str]
     """A MAC of each setting that all hubs should have alike."""
 
-
-_decoder = msgspec.json.Decoder(HubReport)
 
 FindState = Callable[[], tuple[int, float, list[str]]]
 """Finds how many entries of the audit log are not copied, for how many seconds, and problems."""
@@ -60,26 +58,19 @@ class ClusterReports:
         self._open_client = open_client
         self._key = key
         self._find_config = find_config
-        self.find_state: FindState = lambda: (0, 0.0, [])
 
-    def serve(self, request: HttpRequest, hub: str) -> Work[None] | None:
+    def serve(self, find_state: FindState, request: HttpRequest, hub: str) -> Work[None] | None:
         """Answers another hub."""
-        request.reply(200, JSON_HEADERS, encode(msgspec.to_builtins(self.build())))
+        request.reply(200, JSON_HEADERS, encode(asdict(self.build(find_state))))
         return None
 
-    def build(self) -> HubReport:
-        behind, seconds, problems = self.find_state()
-        return HubReport(
-            at=time.time(),
-            audit_behind=behind,
-            audit_behind_secs=round(seconds, 3),
-            problems=problems,
-            settings=self._seal_settings(),
-        )
+    def build(self, find_state: FindState) -> HubReport:
+        behind, seconds, problems = find_state()
+        return HubReport(time.time(), behind, round(seconds, 3), problems, self._seal_settings())
 
-    async def describe_all(self) -> dict[str, dict[str, Any]]:
+    async def describe_all(self, find_state: FindState) -> dict[str, dict[str, Any]]:
         """Describes each hub that lives, by its id."""
-        own = self.build()
+        own = self.build(find_state)
         others = self._cluster.list_others()
         found = await asyncio.gather(*(self._describe(one, own) for one in others))
         described = {one.id: text for one, text in zip(others, found, strict=True)}
@@ -92,7 +83,7 @@ class ClusterReports:
                 report = await self._ask(hub)
         except TimeoutError:
             return {"problems": [f"it did not answer this hub within {SECONDS:g} s"]}
-        except (HubError, msgspec.MsgspecError, OSError) as error:
+        except (HubError, Malformed, TypeError, OSError) as error:
             return {"problems": [f"this hub cannot reach it: {error}"]}
         if report is None:
             return {"problems": ["it did not accept a request of this hub"]}
@@ -111,7 +102,8 @@ class ClusterReports:
         reply = await send_to_hub(self._cluster.mark, hub.id, opened, packed, SECONDS)
         if reply is None:
             return None
-        return _decoder.decode(await reply.body.read(MAX_BYTES))
+        found = decode(await reply.body.read(MAX_BYTES))
+        return HubReport(**{one.name: found[one.name] for one in fields(HubReport)})
 
     def _seal_settings(self) -> dict[str, str]:
         config = self._find_config()
@@ -125,8 +117,8 @@ class ClusterReports:
         return {name: self._seal(name, value) for name, value in values.items()}
 
     def _seal(self, name: str, value: object) -> str:
-        text = msgspec.json.encode([name, value], order="sorted")
-        return hmac.digest(self._key, b"settings " + text, "sha256").hex()[:16]
+        # Structs are rendered with all of their values.
+        return hmac.digest(self._key, f"settings {name} {value!r}".encode(), "sha256").hex()[:16]
 
 
 def _describe_state(report: HubReport, offset: float, problems: list[str]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 from dragoman.app.build_secrets import build_secrets
-from dragoman.config import Config, load_variables, load_with_source
+from dragoman.config import Config, holds_secrets, load_variables, load_with_source
 from dragoman.config_layers import Override
 from dragoman.core.call import NOTHING
 from dragoman.core.errors import ConfigError
@@ -139,7 +139,7 @@ class ConfigWatch:
 def refuse_exposed(home: Path, config: Config) -> None:
     """Raises `ConfigError` if other users can write the hub's files or read its secrets."""
     exposures = [
-        *find_exposures(home, config_is_secret=config.api_key is not None),
+        *find_exposures(home, config_is_secret=holds_secrets(config)),
         *find_exposures_in(home / config.policy.folder),
     ]
     exposed = [str(one) for one in exposures if one.reachable]

@@ -15,7 +15,9 @@ from dragoman.processes.child_process import COMMON_VARIABLES, USER_VARIABLES
 
 PROXIES = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"})
 _ORDINARY = COMMON_VARIABLES | USER_VARIABLES | {"PATH", "HOME"}
-_SECRET_SETTINGS = ("API_KEY", "__HEADERS", "REDIS__URL")
+_SECRET_SETTINGS = (
+    "API_KEY", "__HEADERS", "REDIS__URL", "STORE__URL", "CLUSTER__SECRET", "WORKFLOWS__DATABASE",
+)  # fmt: skip
 
 
 def list_secret_variables(

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dragoman.core.admin_audit import record_done
+from dragoman.core.cluster import Leases
 from dragoman.core.errors import HubError
 from dragoman.stores.audit.log import SqliteAuditLog
 from dragoman.stores.audit.prune import DAY, PRUNE
@@ -29,6 +30,7 @@ from dragoman.stores.steady_clock import SteadyClock
 log = logging.getLogger(__name__)
 
 PRUNE_SECONDS = 3600.0
+PRUNE_LEASE = "audit.prune"
 
 
 class SharedAudit:
@@ -46,11 +48,19 @@ class SharedAudit:
         self.shipper = AuditShipper(audit, home, url, self._keys, node)
         self.records = SharedRecords(url, home)
 
-    async def keep_pruning(self, find_settings: Callable[[], AuditSettings]) -> None:
+    async def keep_pruning(
+        self,
+        find_settings: Callable[[], AuditSettings],
+        leases: Leases,
+        seconds: float = PRUNE_SECONDS,
+    ) -> None:
+        """Prunes the records of all hubs, as long as this hub is the one that does it."""
         while True:
-            await asyncio.sleep(PRUNE_SECONDS)
+            leases.holds(PRUNE_LEASE)  # asks for it
+            await asyncio.sleep(seconds)
             try:
-                await self.prune(find_settings())
+                if leases.holds(PRUNE_LEASE):
+                    await self.prune(find_settings())
             except HubError as error:
                 log.warning("old records in the database could not be deleted: %s", error)
 

@@ -38,8 +38,10 @@ class HubStatus:
 
     async def describe_cluster(self) -> Mapping[str, Any]:
         """The hubs and their leases; none for a single hub."""
-        cluster = self._parts.cluster
-        return await cluster.describe() if cluster is not None else {"hubs": [], "leases": []}
+        cluster, audit = self._parts.cluster, self._parts.shared_audit
+        if cluster is None or audit is None:
+            return {"hubs": [], "leases": []}
+        return await cluster.describe(audit.find_state)
 
     def find_concurrency(self) -> Mapping[str, Any]:
         """The limits of what may happen at once, for `web.api_limits`."""

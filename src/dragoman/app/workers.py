@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import json
 import logging
 import os
 import secrets
@@ -27,6 +28,7 @@ from dragoman.config import Config
 from dragoman.config_layers import Override, variable_from_path
 from dragoman.core.environment import read_environment
 from dragoman.core.errors import ConfigError
+from dragoman.core.shared_settings import check_advertise, parse_listen
 from dragoman.stores.store_inventory import write_private
 from dragoman.web.http.sockets import tcp_socket
 
@@ -125,7 +127,9 @@ def _build_workers(
     env = {**read_environment(), variable_from_path("server.port"): str(port)}
     for one in given:
         if one.path != ("server", "port"):
-            env[variable_from_path(".".join(map(str, one.path)))] = str(one.value)
+            env[variable_from_path(".".join(map(str, one.path)))] = (
+                one.value if isinstance(one.value, str) else json.dumps(one.value)
+            )
     if config.cluster.secret is None:
         env[variable_from_path("cluster.secret")] = f"file:{_find_secret(home)}"
     workers = []
@@ -137,19 +141,26 @@ def _build_workers(
         command = [sys.executable, "-m", "dragoman", "up", "--home", str(place), "--worker"]
         if log_file is not None:
             command += ["--log-file", str(place / "hub.log")]
-        listen = _find_listen(config, place, number)
-        workers.append(
-            Worker(place, command, {**env, variable_from_path("cluster.listen"): listen})
-        )
+        addresses = _find_addresses(config, place, number)
+        own = {variable_from_path(f"cluster.{name}"): one for name, one in addresses.items()}
+        workers.append(Worker(place, command, {**env, **own}))
     return workers
 
 
-def _find_listen(config: Config, place: Path, number: int) -> str:
-    """A Unix socket, unless hubs on other machines have to reach the worker."""
-    if config.cluster.secret is None or config.cluster.listen.startswith("/"):
+def _find_addresses(config: Config, place: Path, number: int) -> dict[str, str]:
+    """A Unix socket, unless hubs on other machines have to reach the worker: then each has the
+    next port. Raises `ConfigError`."""
+    settings = config.cluster
+    check_advertise(settings.listen, settings.advertise)
+    if settings.secret is None or parse_listen(settings.listen) is None:
         sockets = home_files.find_socket_paths(str(place))[0]
-        return os.path.join(os.path.dirname(sockets), "hub.sock")
-    host, _, port = config.cluster.listen.rpartition(":")
+        return {"listen": os.path.join(os.path.dirname(sockets), "hub.sock")}
+    found = {"listen": settings.listen, "advertise": settings.advertise or ""}
+    return {name: _add_to_port(one, number) for name, one in found.items() if one}
+
+
+def _add_to_port(address: str, number: int) -> str:
+    host, _, port = address.rpartition(":")
     return f"{host}:{int(port) + number if int(port) else 0}"
 
 

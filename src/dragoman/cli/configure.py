@@ -19,6 +19,7 @@ from dragoman.cli.base.output import clean, common_options, home_option, print_j
 from dragoman.cli.base.toml_edit import parse_toml, remove_element, set_element_value
 from dragoman.config import parse_headers
 from dragoman.core.errors import ConfigError
+from dragoman.core.secret_references import is_reference, render_reference
 from dragoman.core.urls import render_arguments, render_origin, render_url
 
 FIRST_CONFIG = """\
@@ -215,6 +216,7 @@ def show(everything: bool, home: str | None, as_json: bool) -> None:
     print_table(["SETTING", "VALUE", "FROM"], [list(row.values()) for row in rows])
 
 
+REFERENCES = (("store", "url"), ("cluster", "secret"), ("redis", "url"))
 SHOWN_TABLES = ("names_for",)
 """Tables with free keys whose values are not secret."""
 
@@ -230,13 +232,16 @@ def _list_values(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any,
             yield from _list_values(one, (*path, index))
     else:
         steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
-        yield path, "".join(steps).removeprefix("."), clean(_render_value(path[-1], value))
+        yield path, "".join(steps).removeprefix("."), clean(_render_value(path, value))
 
 
-def _render_value(name: str, value: Any) -> str:
+def _render_value(path: tuple[Any, ...], value: Any) -> str:
+    name = path[-1]
     if value is None:
         return "none"
-    if name == "api_key":
+    if isinstance(value, str) and path in REFERENCES and is_reference(value):
+        return render_reference(value)
+    if name == "api_key" or path == ("cluster", "secret"):
         return "…"
     if name in ("url", "public_url"):
         return render_origin(value)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 WRITE, READ, SEARCH = 2, 4, 1
 GUARDED = (
-    *("config.toml", "env", "hub.key", "audit.key", "hub.db"),
+    *("config.toml", "env", "hub.key", "audit.key", "hub.db", "cluster.key"),
     *("servers", "programs", "skills", "workflows", "cache"),
     *("pins.db", "registry.db", "tasks.db", "agents.db", "users.db"),
     *("audit.db", "children.json", "credentials.db", "credentials.key", "runs.db"),
@@ -67,7 +67,15 @@ def find_exposure(path: Path, *, secret: bool = False) -> Exposure | None:
 
 def find_exposures(home: Path, *, config_is_secret: bool) -> Iterator[Exposure]:
     """Checks the files in a home that the hub trusts."""
-    secrets = {"env", "hub.key", "audit.key", "hub.db", "credentials.db", "credentials.key"}
+    secrets = {
+        "env",
+        "hub.key",
+        "audit.key",
+        "hub.db",
+        "credentials.db",
+        "credentials.key",
+        "cluster.key",
+    }
     if config_is_secret:
         secrets.add("config.toml")
     for name in GUARDED:

@@ -54,7 +54,10 @@ def render_origin(url: str) -> str:
     if parts is None:
         return _render_bare(url)
     rest = f"/{HIDDEN}" if parts[3].strip("/") or parts[4] else parts[3][:1]
-    return f"{parts[1].lower()}://{_render_authority(parts[2])}{rest}"
+    authority = _render_authority(parts[2])
+    if "@" in parts[2] and "@" in parts[3]:
+        authority = HIDDEN  # a password that contains a slash: the host may be a part of it
+    return f"{parts[1].lower()}://{authority}{rest}"
 
 
 def render_url(url: str) -> str:

@@ -7,6 +7,8 @@ today is not mistaken for one that never had the key. The setting may name anoth
 from __future__ import annotations
 
 import contextlib
+import hmac
+import logging
 import os
 import re
 import secrets
@@ -20,6 +22,8 @@ from types import ModuleType
 
 from dragoman.core.errors import ConfigError
 from dragoman.stores.credentials import KEY_BYTES
+
+log = logging.getLogger(__name__)
 
 KEY_FILE = "credentials.key"
 SERVICE = "dragoman"
@@ -35,9 +39,12 @@ def find_key(
     setting: str,
     lookup: Mapping[str, str],
     load_keyring: Callable[[], ModuleType | None] | None = None,
+    *,
+    shared: bytes | None = None,
 ) -> bytes:
     """Finds the key, or creates it. `setting` is empty, `keyring`, `file`, `env:NAME` or
-    `file:PATH`; `lookup` has the variables. Raises `ConfigError`."""
+    `file:PATH`; `lookup` has the variables. `shared` is the key of hubs that share a database, from
+    which that of their credentials is derived. Raises `ConfigError`."""
     kind, colon, rest = setting.partition(":")
     if colon and kind == "env":
         if rest not in lookup:
@@ -50,6 +57,13 @@ def find_key(
             f'[oauth] credential_key: invalid value "{setting[:80]}"; use keyring, file, env:NAME '
             "or file:PATH"
         )
+    if shared is not None:
+        if setting:
+            raise ConfigError(
+                f'[oauth] credential_key = "{setting}" is a key of one home, and the hubs of a '
+                "cluster share their credentials: leave it out, or use env:NAME or file:PATH"
+            )
+        return hmac.digest(shared, b"credentials", "sha256")
     load = load_keyring or _load_keyring
     path = home / KEY_FILE
     if not path.exists():
@@ -70,6 +84,17 @@ def find_key(
             "file away and log in again everywhere"
         )
     return _decode(found, "keyring")
+
+
+def find_older_key(home: Path, lookup: Mapping[str, str]) -> bytes | None:
+    """Finds the key that the hub of this home had before it joined a cluster, if there is one."""
+    if not (home / KEY_FILE).exists():
+        return None
+    try:
+        return find_key(home, "", lookup)
+    except ConfigError as error:
+        log.warning("logins that were stored before this hub joined the cluster: %s", error)
+        return None
 
 
 def _create(path: Path, setting: str, load: Callable[[], ModuleType | None]) -> None:

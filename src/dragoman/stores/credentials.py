@@ -84,15 +84,39 @@ class SqliteCredentials(LoopStore):
         with self._transact() as db:
             db.execute(_SAVE, (*_build_key(id), time.time(), SCHEME, nonce, sealed))
 
+    def adopt(self, older: bytes | None) -> None:
+        """Encrypts again what only an older key decrypts."""
+        if older is None:
+            return
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+        rows = self._read(
+            "SELECT kind, account, holder, issuer, resource, scheme, nonce, value FROM credentials",
+            (),
+        )
+        for kind, account, holder, issuer, resource, scheme, nonce, sealed in rows:
+            id = CredentialId(kind, account, bytes(holder).decode(), issuer, resource)
+            if self._decrypt(id, scheme, nonce, sealed) is None:
+                value = self._decrypt(id, scheme, nonce, sealed, AESGCM(older))
+                if value is not None:
+                    self.save(id, value)
+
     def delete(self, id: CredentialId) -> None:
         with self._transact() as db:
             db.execute(f"DELETE FROM credentials {_OF}", _build_key(id))
 
-    def _decrypt(self, id: CredentialId, scheme: int, nonce: bytes, sealed: bytes) -> bytes | None:
+    def _decrypt(
+        self,
+        id: CredentialId,
+        scheme: int,
+        nonce: bytes,
+        sealed: bytes,
+        cipher: AESGCM | None = None,
+    ) -> bytes | None:
         from cryptography.exceptions import InvalidTag
 
         try:
-            return self._cipher.decrypt(nonce, sealed, _build_label(id, scheme))
+            return (cipher or self._cipher).decrypt(nonce, sealed, _build_label(id, scheme))
         except (InvalidTag, ValueError):
             return None
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from dragoman.core.errors import ConfigError, StorageFailed
 from dragoman.core.secret_references import SecretResolver, is_reference
+from dragoman.core.shared_settings import STORE_URL
 from dragoman.stores.sqlite import (
     BUSY_SECONDS,
     LOOP_BUSY_SECONDS,
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from dragoman.stores.postgres import PostgresServer
 
 SQLITE, POSTGRES = "sqlite", "postgres"
-SETTING = "[store] url"
-SCHEMES = ("postgresql://", "postgres://")
 Error, IntegrityError = sqlite3.Error, sqlite3.IntegrityError
 DataError, OperationalError = sqlite3.DataError, sqlite3.OperationalError
 """What statements raise on both. `IntegrityError`: a constraint is not met."""
@@ -171,12 +170,7 @@ def open_place(
     if url is None:
         return home
     if is_reference(url):
-        url = secrets.resolve_local(url, SETTING)
-    if not url.startswith(SCHEMES):
-        raise ConfigError(
-            f"{SETTING} is invalid: write postgresql://USER@HOST/NAME, or a reference to it such "
-            "as env:DATABASE_URL"
-        )
+        url = secrets.resolve_local(url, STORE_URL)
     return connect_server(url, limits, create)
 
 

@@ -25,10 +25,10 @@ from psycopg.adapt import Buffer, Loader
 from psycopg.types.numeric import NumericBinaryLoader
 
 from dragoman.core.errors import ConfigError
+from dragoman.core.shared_settings import STORE_URL, check_database_url
 from dragoman.core.urls import render_origin
 from dragoman.stores.database import (
     POSTGRES,
-    SETTING,
     DatabaseConnection,
     DatabaseWriter,
     PostgresLimits,
@@ -157,12 +157,13 @@ class PostgresServer:
         self,
         url: str,
         limits: PostgresLimits | None = None,
-        setting: str = SETTING,
+        setting: str = STORE_URL,
         *,
         create: bool = True,
     ) -> None:
         """Connects, and creates the schema if it is missing, unless `create` is False. Raises
         `ConfigError`."""
+        check_database_url(url, setting)
         self._setting = setting
         self.place = render_origin(url)
         self.limits = limits or PostgresLimits()

@@ -27,6 +27,7 @@ import msgspec
 
 from dragoman.core.admin_audit import record_done
 from dragoman.core.errors import ConfigError, InvalidInput
+from dragoman.core.shared_settings import STORE_URL
 from dragoman.stores import (
     agents_db,
     approvals,
@@ -45,7 +46,6 @@ from dragoman.stores import (
 from dragoman.stores.audit import chain, journal
 from dragoman.stores.audit.chain import ChainTip
 from dragoman.stores.audit.log import SqliteAuditLog
-from dragoman.stores.database import SETTING
 from dragoman.stores.sqlite import connect, find_damage, is_damage, open_to_read, transact
 from dragoman.stores.steady_clock import SteadyClock
 
@@ -185,7 +185,7 @@ def survey_stores(home: Path, policies: Path, database: str | None = None) -> St
     losses = list(_find_losses(home, policies, record, databases))
     if recorded is not None and recorded != database:
         how = "is missing" if database is None else "names another database than before"
-        losses.append(StoreLoss(SERVER, Path(SETTING), how))
+        losses.append(StoreLoss(SERVER, Path(STORE_URL), how))
     if known and not ours and record.stores:
         how = "is missing" if key is None else "is not the key that sealed this home's records"
         losses.append(StoreLoss(HOME_KEY, home / KEY_FILE, how))

@@ -29,7 +29,7 @@ from dragoman.cli.clients.known_clients import CLIENTS
 from dragoman.cli.doctor.findings import DoctorContext, Finding, Level
 from dragoman.cli.doctor.port_owner import find_listener
 from dragoman.cli.hub import read_lock_pid
-from dragoman.config import Config, find_issuer_name
+from dragoman.config import Config, find_issuer_name, holds_secrets
 from dragoman.config_layers import find_near_misses
 from dragoman.core.errors import HubError
 from dragoman.core.file_modes import find_exposures, find_exposures_in
@@ -91,7 +91,7 @@ def check_env_file(found: DoctorContext) -> Iterator[Finding]:
 def check_modes(found: DoctorContext) -> Iterator[Finding]:
     """Checks the permissions of the files in the home."""
     config = found.config
-    is_secret = config is not None and config.api_key is not None
+    is_secret = config is not None and holds_secrets(config)
     exposures = list(find_exposures(found.home, config_is_secret=is_secret))
     if config is not None:
         exposures += find_exposures_in(found.home / config.policy.folder)

@@ -30,10 +30,16 @@ def unix_socket(path: str) -> socket.socket:
 
 
 def tcp_socket(
-    host: str, port: int, seconds: float = RETRY_SECONDS, *, shared: bool = False
+    host: str,
+    port: int,
+    seconds: float = RETRY_SECONDS,
+    *,
+    shared: bool = False,
+    setting: str = "[server] port",
 ) -> socket.socket:
     """Retries for that many seconds while an outgoing connection uses the port. Several processes
-    of this user can listen on a `shared` one; the kernel distributes the connections."""
+    of this user can listen on a `shared` one; the kernel distributes the connections. `setting`
+    names the port in errors."""
     until = time.monotonic() + seconds
     while True:
         try:
@@ -50,10 +56,10 @@ def tcp_socket(
             if taken:
                 raise ConfigError(
                     f"{problem}; no program listens there, so an outgoing connection uses it: "
-                    "start again in a moment, set another [server] port, or reserve the port: "
+                    f"start again in a moment, set another {setting}, or reserve the port: "
                     f"sysctl net.ipv4.ip_local_reserved_ports={port}"
                 ) from None
-            refused = ConfigError(f"{problem}; stop what uses it, or set another [server] port")
+            refused = ConfigError(f"{problem}; stop what uses it, or set another {setting}")
             refused.taken_port = port if error.errno == errno.EADDRINUSE else None
             raise refused from None
 
