@@ -12,8 +12,9 @@ from tests.live.conftest import DRAGOMAN, RunningHub
 from tests.live.module_hub import until
 from tests.peers import wire
 from tests.peers.forked import run_forked
-from tests.peers.process import server_entry
+from tests.peers.process import server_entry, wait_until_gone
 
+from dragoman.home import read_daemon
 from dragoman.stores.audit.verify import verify
 
 CONFIG = '[server]\nworkers = 2\n[store]\nurl = "{}"\n[cluster]\nlease_secs = 3\n'
@@ -30,7 +31,8 @@ def test_two_workers_share_a_port_and_a_dead_one_is_replaced(
     hub: Callable[..., RunningHub], postgres_url: str
 ) -> None:
     servers = [server_entry("new", "sdk_server", "--era", "modern")]
-    running = hub(servers, f'api_key = "{"k" * 32}"\n{CONFIG.format(postgres_url)}')
+    drain = "drain_secs = 0.5\n"
+    running = hub(servers, f'api_key = "{"k" * 32}"\n{CONFIG.format(postgres_url)}{drain}')
     running.wait_connected("new")
     before = until(lambda: list_replaced(running, {}), 60) or {}
     assert len(before) == 2
@@ -47,10 +49,25 @@ def test_two_workers_share_a_port_and_a_dead_one_is_replaced(
     assert len(set(after or ()) - set(before)) == 1
     answer = sessions[0].request("tools/list", timeout=20)
     assert "result" in answer, answer
-    assert running.stop() == 0
-    running.checks = False  # each worker has an audit log of its own
+    left = list_pids(running)
+    record = read_daemon(str(running.home))
+    assert record is not None and record.stop_secs == 20.5
+    done = running.command("stop")
+    assert done.returncode == 0, done
+    wait_until_gone(left, 1)
+    for hub_run in (running, again := hub(home=running.home)):
+        hub_run.checks = False  # each worker has an audit log of its own
+    left = list_pids(again)
+    again.kill()
+    wait_until_gone(left, 15)
     for number in range(2):
         assert verify(running.home / "workers" / str(number)).ok
+
+
+def list_pids(hub: RunningHub) -> list[int]:
+    """The processes of the ready workers."""
+    nodes = until(lambda: list_replaced(hub, {}), 60) or {}
+    return [int(one.rpartition(":")[2]) for one in nodes.values()]
 
 
 def list_replaced(hub: RunningHub, before: dict[str, str]) -> dict[str, str] | None:
