@@ -37,6 +37,9 @@ from dragoman.wire.json import Malformed, decode
 log = logging.getLogger(__name__)
 
 PATH = "/forward"
+PROTOCOL = "1"
+"""The version of what hubs send to each other. Fields may be added to it: unknown ones are ignored,
+and missing ones have defaults. See docs/decisions/0101-two-versions-side-by-side.md."""
 SKEW_SECONDS = 60.0
 """How far the clocks of two hubs may differ, and how long nonces are remembered."""
 MAX_NONCES = 200_000
@@ -140,7 +143,7 @@ class ClusterSecret:
     def seal(self, sender: str, receiver: str, body: bytes) -> tuple[str, str]:
         """Returns the header of a request, and the proof that its response must have."""
         digest = hashlib.sha256(body).hexdigest()
-        text = f"1 {sender} {receiver} {time.time():.3f} {token_hex(16)} {digest}"
+        text = f"{PROTOCOL} {sender} {receiver} {time.time():.3f} {token_hex(16)} {digest}"
         return f"{text} {self._mac(text)}", self.prove(text)
 
     def open(self, header: str, receiver: str) -> tuple[str, str] | None:
@@ -150,7 +153,14 @@ class ClusterSecret:
         if not hmac.compare_digest(mac.encode(), self._mac(text).encode()):
             return None
         parts = text.split(" ")
-        if len(parts) != 6 or parts[0] != "1" or parts[2] != receiver:
+        if parts[0] != PROTOCOL:
+            log.error(
+                "a request of another hub was refused: it speaks version %.20s of the internal "
+                "protocol, and this hub %s; their versions of dragoman do not follow each other",
+                *(parts[0], PROTOCOL),
+            )
+            return None
+        if len(parts) != 6 or parts[2] != receiver:
             return None
         now, nonce = time.time(), parts[4]
         if abs(now - float(parts[3])) > SKEW_SECONDS:
