@@ -72,6 +72,7 @@ def record(**changes) -> DaemonRecord:
         "version": "0.1.0",
         "started_at": render_now(),
         "mode": "daemon",
+        "stop_secs": 15.0,
     }
     return DaemonRecord(**(fields | changes))
 
@@ -182,7 +183,8 @@ GOOD = {
 )
 def test_invalid_run_record_is_ignored(tmp_path, text):
     (tmp_path / "daemon.json").write_bytes(json.dumps(GOOD).encode())
-    assert read_daemon(str(tmp_path)) is not None
+    good = read_daemon(str(tmp_path))
+    assert good is not None and good.stop_secs == 15  # an earlier version does not say it
 
     (tmp_path / "daemon.json").write_bytes(text)
 

@@ -53,6 +53,11 @@ class HomeLocked(Exception):
         super().__init__(f'"{home}" is locked by {who}; {end}, or use another home.')
 
 
+STOP_SECONDS = 15.0
+"""How long a hub takes to stop, at most, unless it is one of a cluster."""
+MAX_STOP_SECONDS = 120.0
+
+
 class DaemonRecord(SimpleNamespace):  # light, unlike a dataclass
     """The running hub; `mode` is "daemon", or "mcp" inside a `dragoman mcp`."""
 
@@ -63,6 +68,8 @@ class DaemonRecord(SimpleNamespace):  # light, unlike a dataclass
     version: str
     started_at: str
     mode: str
+    stop_secs: float
+    """How long it takes to stop, at most."""
 
 
 def find_home(given: str | None = None) -> str:
@@ -127,7 +134,10 @@ def read_daemon(home: str) -> DaemonRecord | None:
     texts = {name: value for name, value in words.items() if isinstance(value, str)}
     if len(texts) < len(words) or texts["mode"] not in _MODES:
         return None
-    return DaemonRecord(pid=pid, url=url, **texts)
+    secs = record.get("stop_secs")
+    if not isinstance(secs, int | float) or not STOP_SECONDS <= secs <= MAX_STOP_SECONDS:
+        secs = STOP_SECONDS  # of an earlier version
+    return DaemonRecord(pid=pid, url=url, stop_secs=secs, **texts)
 
 
 def write_daemon(home: str, daemon: DaemonRecord) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import psycopg
 import pytest
 from a2a.types import a2a_pb2 as pb
 from a2a.types import a2a_pb2_grpc
@@ -76,10 +77,26 @@ def cluster(gates: Path, provider: OidcProvider) -> Iterator[Cluster]:
     config = f'{rate}[server]\npublic_url = "{PUBLIC_URL}"\n{a2a_config(a2a={"grpc_port": 0})}'
     config += SIGN_IN.replace("ISSUER", provider.issuer)
     env = {**agents_env(gates), "OIDC_SECRET": OIDC_SECRET}
-    with run_cluster(2, servers, config, env) as running:
+    with run_cluster(1, servers, config, env) as running:
+        # The next version may add to the tables, while hubs run and before they are started again.
+        extend_tables(running.database)
+        running.start()
         for hub in running.hubs:
             hub.wait_connected("new", "only", "jobs")
         yield running
+
+
+def extend_tables(database: str) -> None:
+    """Migrates the database as a later version may: adds a column to each table."""
+    with psycopg.connect(database, autocommit=True) as connection:
+        found = connection.execute(
+            b"SELECT tablename FROM pg_tables WHERE schemaname = 'dragoman'"
+        ).fetchall()
+        assert len(found) > 20
+        for (table,) in found:
+            column = f'ALTER TABLE dragoman."{table}" ADD COLUMN later TEXT'
+            connection.execute(column.encode())
+        connection.execute(b"UPDATE dragoman.versions SET oldest = number, number = number + 1")
 
 
 @pytest.fixture
@@ -346,6 +363,19 @@ def test_a_server_with_one_place_runs_at_one_hub_and_serves_all(
         assert answer["result"].get("structuredContent") == {"sum": number + 2}, answer
     begun = [one for one in read_log(gates / "only.log") if one.get("event") == "start"]
     assert len(begun) == 1, begun
+
+
+def test_a_hub_that_is_too_old_for_the_tables_does_not_start(cluster: Cluster) -> None:
+    change = b"UPDATE dragoman.versions SET oldest = oldest + %d WHERE store = 'tasks'"
+    with psycopg.connect(cluster.database, autocommit=True) as connection:
+        connection.execute(change % 1)
+        try:
+            with pytest.raises(
+                RuntimeError, match=r'"tasks" .* by a newer dragoman: .*install the'
+            ):
+                cluster.start()
+        finally:
+            connection.execute(change % -1)
 
 
 # --- a hub ends -----------------------------------------------------------------------------------

@@ -15,7 +15,9 @@ from tests.live.conftest import DRAGOMAN, RunningHub
 from tests.live.module_hub import until
 from tests.peers import wire
 from tests.peers.forked import run_forked
-from tests.peers.process import server_entry
+from tests.peers.process import server_entry, wait_until_gone
+
+from dragoman.home import read_daemon
 
 CONFIG = '[server]\nworkers = 2\n[store]\nurl = "{}"\n[cluster]\nlease_secs = 3\n'
 
@@ -31,7 +33,8 @@ def test_two_workers_share_a_port_and_a_dead_one_is_replaced(
     hub: Callable[..., RunningHub], postgres_url: str
 ) -> None:
     servers = [server_entry("new", "sdk_server", "--era", "modern")]
-    running = hub(servers, f'api_key = "{"k" * 32}"\n{CONFIG.format(postgres_url)}')
+    drain = "drain_secs = 0.5\n"
+    running = hub(servers, f'api_key = "{"k" * 32}"\n{CONFIG.format(postgres_url)}{drain}')
     running.wait_connected("new")
     before = until(lambda: list_replaced(running, {}), 60) or {}
     assert len(before) == 2
@@ -49,8 +52,17 @@ def test_two_workers_share_a_port_and_a_dead_one_is_replaced(
     answer = sessions[0].request("tools/list", timeout=20)
     assert "result" in answer, answer
     check_audit(running)
-    assert running.stop() == 0
-    running.checks = False  # each worker has an audit log of its own
+    left = list_pids(running)
+    record = read_daemon(str(running.home))
+    assert record is not None and record.stop_secs == 20.5
+    done = running.command("stop")
+    assert done.returncode == 0, done
+    wait_until_gone(left, 1)
+    for hub_run in (running, again := hub(home=running.home)):
+        hub_run.checks = False  # each worker has an audit log of its own
+    left = list_pids(again)
+    again.kill()
+    wait_until_gone(left, 15)
     check_audit(running)
     entry = running.home / "workers" / "1" / "audit.db"
     with closing(sqlite3.connect(entry)) as db, db:
@@ -71,6 +83,12 @@ def check_audit(hub: RunningHub) -> None:
     found = json.loads(hub.command("doctor", "--json").stdout)["checks"]
     said = [one["said"] for one in found if one["check"] == "audit"]
     assert len(said) == 2 and all("entries verified" in one for one in said), said
+
+
+def list_pids(hub: RunningHub) -> list[int]:
+    """The processes of the ready workers."""
+    nodes = until(lambda: list_replaced(hub, {}), 60) or {}
+    return [int(one.rpartition(":")[2]) for one in nodes.values()]
 
 
 def list_replaced(hub: RunningHub, before: dict[str, str]) -> dict[str, str] | None:

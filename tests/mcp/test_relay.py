@@ -101,6 +101,7 @@ class Hub:
                 version="0",
                 started_at=render_now(),
                 mode=mode,
+                stop_secs=15.0,
             ),
         )
 

@@ -16,7 +16,7 @@ from tests.peers.postgres_server import PostgresPeer, create_database, run_peer
 
 from dragoman.core.errors import ConfigError, StorageFailed
 from dragoman.stores.database import LoopStore, StoreTables, connect_server
-from dragoman.stores.postgres import PostgresServer
+from dragoman.stores.postgres import HUB_LOCK, PostgresServer
 from dragoman.stores.postgres_sql import convert_values, translate, translate_script, unescape
 
 NOTES = StoreTables(
@@ -164,6 +164,54 @@ def test_a_newer_version_is_refused_and_changes_nothing(url: str) -> None:
         with pytest.raises(ConfigError, match=r"newer dragoman: their version is 3, .* up to 2"):
             Notes(server, NOTES)
         assert server.read_identity()
+
+
+WIDER = "ALTER TABLE notes ADD COLUMN more TEXT;"
+
+
+def test_tables_that_a_newer_version_has_only_extended_are_used(url: str) -> None:
+    newer = StoreTables("notes", "notes.db", (*NOTES.migrations, WIDER), oldest=2)
+    with closing(connect_server(url)) as running, closing(connect_server(url)) as server:
+        running.watch(exclusive=False)
+        notes = Notes(running, NOTES)
+        with closing(psycopg.connect(url, autocommit=True)) as other:  # a hub of this version
+            hold_hub_lock(other)
+            Notes(server, newer).close()  # is not refused
+        notes.add("by a hub that runs")
+    with closing(connect_server(url)) as server:
+        again = Notes(server, NOTES)
+        again.add("by one that was started again")
+        assert len(again.list()) == 2
+        assert server.known["notes"] == 2
+    oldest = StoreTables("notes", "notes.db", NOTES.migrations[:1])
+    refusal = pytest.raises(ConfigError, match=r"newer dragoman: their version is 3, .* up to 1")
+    with closing(connect_server(url)) as server, refusal:
+        Notes(server, oldest)
+
+
+def test_a_migration_that_ends_earlier_versions_needs_all_hubs_stopped(url: str) -> None:
+    with closing(connect_server(url)) as server:
+        Notes(server, NOTES).close()
+        # As a database that was created before the versions had their column.
+        with closing(psycopg.connect(url, autocommit=True)) as other:
+            other.execute(b"ALTER TABLE dragoman.versions DROP COLUMN oldest")
+    newer = StoreTables("notes", "notes.db", (*NOTES.migrations, WIDER))
+    with closing(psycopg.connect(url, autocommit=True)) as other:
+        hold_hub_lock(other)
+        with closing(connect_server(url)) as server:
+            server.watch(exclusive=False)
+            with pytest.raises(ConfigError, match="stop all hubs of this database"):
+                Notes(server, newer)
+            assert Notes(server, NOTES).list() == []
+    with closing(connect_server(url)) as server:
+        server.watch(exclusive=False)  # its own lock is none of another hub
+        Notes(server, newer).close()
+        assert server.known["notes"] == 3
+
+
+def hold_hub_lock(connection: psycopg.Connection[Any]) -> None:
+    """Does as another hub does."""
+    connection.execute(f"SELECT pg_advisory_lock_shared({HUB_LOCK})".encode())
 
 
 def _migrate(url: str, ready: Any, done: Any) -> None:

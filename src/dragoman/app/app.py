@@ -136,6 +136,8 @@ class App:
                 version=__version__,
                 started_at=home_files.render_now(),
                 mode=parts.state.mode,
+                stop_secs=home_files.STOP_SECONDS
+                + (config.cluster.drain_secs if parts.cluster is not None else 0),
             ),
         )
         parts.guards.approvals.start()

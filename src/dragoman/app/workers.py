@@ -18,6 +18,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -42,7 +43,8 @@ PRIVATE = (
 )  # fmt: skip
 """The files of a home that each worker has for itself."""
 START_SECONDS = 60.0
-STOP_SECONDS = 20.0
+KILL_SECONDS = 5.0
+"""How long it may take to end workers that do not stop."""
 TURN_SECONDS = 0.2
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0
 """Seconds before a worker that has died is started again."""
@@ -66,7 +68,8 @@ class Worker:
 
     def start(self) -> None:
         self._started = time.monotonic()
-        self.process = subprocess.Popen(self._command, env=self._env, stdin=subprocess.DEVNULL)
+        # Nothing is written to its stdin: it ends with this process, and the worker then stops.
+        self.process = subprocess.Popen(self._command, env=self._env, stdin=subprocess.PIPE)
 
     def find_code(self) -> int | None:
         """The exit code of a worker that has ended."""
@@ -77,6 +80,8 @@ class Worker:
         now = time.monotonic()
         self._pauses = 0 if now - self._started > STEADY_SECONDS else self._pauses + 1
         self.due = now + min(FIRST_PAUSE * 2**self._pauses, LONGEST_PAUSE)
+        if self.process is not None and self.process.stdin is not None:
+            self.process.stdin.close()
         self.process = None
 
     def find_record(self) -> home_files.DaemonRecord | None:
@@ -108,17 +113,30 @@ def supervise(
     with contextlib.closing(tcp_socket(settings.host, settings.port, shared=True)) as reserved:
         port = reserved.getsockname()[1]
         workers = _build_workers(home, config, given, port, log_file)
+        stop_secs = home_files.STOP_SECONDS + config.cluster.drain_secs
         try:
+            _wait_until_free(workers, stopping, stop_secs)
             for worker in workers:
                 worker.start()
             record = _wait_until_up(workers, stopping)
             if record is not None:
-                _write_record(home, record)
+                _write_record(home, record, stop_secs + KILL_SECONDS)
                 announce(str(record.url), len(workers))
             _keep_running(home, workers, stopping)
         finally:
-            _stop(workers)
+            _stop(workers, stop_secs)
             home_files.remove_daemon(str(home))
+
+
+def stop_with_supervisor() -> None:
+    """Has this worker stop when its supervisor has ended, even by kill -9."""
+
+    def wait() -> None:
+        while os.read(0, 1024):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, daemon=True, name="supervisor").start()
 
 
 def _build_workers(
@@ -185,6 +203,15 @@ def link_shared(home: Path, place: Path) -> None:
             link.symlink_to(entry)
 
 
+def _wait_until_free(workers: Sequence[Worker], stopping: Sequence[int], seconds: float) -> None:
+    """Waits for the workers of a supervisor that was killed."""
+    until = time.monotonic() + seconds
+    while not stopping and time.monotonic() < until:
+        if not any(home_files.is_locked(str(worker.home)) for worker in workers):
+            return
+        time.sleep(0.05)
+
+
 def _wait_until_up(
     workers: Sequence[Worker], stopping: Sequence[int]
 ) -> home_files.DaemonRecord | None:
@@ -204,7 +231,7 @@ def _wait_until_up(
     return None
 
 
-def _write_record(home: Path, first: home_files.DaemonRecord) -> None:
+def _write_record(home: Path, first: home_files.DaemonRecord, stop_secs: float) -> None:
     """Commands find the hub by it; they talk to the first worker."""
     home_files.write_daemon(
         str(home),
@@ -216,6 +243,7 @@ def _write_record(home: Path, first: home_files.DaemonRecord) -> None:
             version=__version__,
             started_at=home_files.render_now(),
             mode="daemon",
+            stop_secs=stop_secs,
         ),
     )
 
@@ -234,10 +262,10 @@ def _keep_running(home: Path, workers: Sequence[Worker], stopping: Sequence[int]
         time.sleep(TURN_SECONDS)  # a signal ends it
 
 
-def _stop(workers: Sequence[Worker]) -> None:
+def _stop(workers: Sequence[Worker], seconds: float) -> None:
     for worker in workers:
         worker.signal(signal.SIGTERM)
-    until = time.monotonic() + STOP_SECONDS
+    until = time.monotonic() + seconds
     for worker in workers:
         if worker.process is not None:
             try:

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DETACH_SECONDS = 20.0
-STOP_SECONDS = 15.0
 INSTALL = "dragoman install cursor | vscode | claude-desktop | claude-code | …"
 
 
@@ -157,8 +156,9 @@ def _serve(
 
 def _serve_worker(place: str, log_file: str | None) -> None:
     from dragoman.app.run import run
+    from dragoman.app.workers import stop_with_supervisor
 
-    run(Path(place), lambda parts: None, (), log_file)
+    run(Path(place), lambda parts: stop_with_supervisor(), (), log_file)
 
 
 def _announce_workers(place: str, url: str, count: int, quiet: bool, as_json: bool) -> None:
@@ -333,6 +333,8 @@ def stop_command(home: str | None, as_json: bool) -> None:
 
     \b
     dragoman stop
+
+    A hub of a cluster takes requests for [cluster] drain_secs before that.
     """
     place, daemon = _require_hub(home, as_json, "stopped")
     if daemon.mode == "mcp":
@@ -344,17 +346,17 @@ def stop_command(home: str | None, as_json: bool) -> None:
         )
     os.kill(daemon.pid, signal.SIGTERM)
     status_line = StatusLine()
-    until = time.monotonic() + STOP_SECONDS
-    while time.monotonic() < until:
+    begun = time.monotonic()
+    while (waited := time.monotonic() - begun) < daemon.stop_secs:
         if not _is_alive(daemon.pid) or not homes.is_locked(place):
             status_line.clear()
             done = {"stopped": True, "pid": daemon.pid, "home": place}
             print_result(done, f"the hub (process {daemon.pid}) has stopped", as_json)
             return
-        status_line.show("waiting for calls in progress …")
+        status_line.show(f"waiting for calls in progress … {waited:.0f} s")
         time.sleep(0.05)
     status_line.clear()
-    fail(f"process {daemon.pid} did not stop within {STOP_SECONDS:g} s; see its log")
+    fail(f"process {daemon.pid} did not stop within {daemon.stop_secs:g} s; see its log")
 
 
 def _is_alive(pid: int) -> bool:

@@ -50,7 +50,8 @@ def check(url: str | None, home: str | None, as_json: bool) -> None:
     dragoman store check env:DATABASE_URL
 
     Exit code 1 if tables are missing or older than this version needs: run `dragoman store
-    migrate`, or start a hub. Tables that a newer version has migrated are an error as well.
+    migrate`, or start a hub. Tables that a newer version has changed so that this one cannot use
+    them are an error as well.
     """
     from dragoman.stores.all_tables import ALL_TABLES
     from dragoman.stores.copy_home import count_rows
@@ -69,14 +70,15 @@ def check(url: str | None, home: str | None, as_json: bool) -> None:
             }
             for one in ALL_TABLES
         ]
+        usable = {one.store for one in ALL_TABLES if server.is_usable(one)}
         place, version = server.place, server.version
-    states = {_find_state(row) for row in rows}
+    states = {_find_state(row, usable) for row in rows}
     if as_json:
         about = {"database": place, "server": version, "id": identity, "seconds": seconds}
         print_json({**about, "stores": rows})
     else:
         print(f"{clean(place)} answers in {seconds * 1000:.0f} ms: PostgreSQL {version}")
-        cells = [[*row.values(), _find_state(row)] for row in rows]
+        cells = [[*row.values(), _find_state(row, usable)] for row in rows]
         print_table(["STORE", "VERSION", "NEEDED", "ROWS", "STATE"], cells)
     if "newer" in states:
         fail("a newer dragoman has migrated the database: install that version here", FAILED)
@@ -180,8 +182,8 @@ def _show_progress() -> Iterator[StatusLine]:
         line.clear()
 
 
-def _find_state(row: dict[str, Any]) -> str:
-    if row["version"] == row["needed"]:
+def _find_state(row: dict[str, Any], usable: set[str]) -> str:
+    if row["store"] in usable:
         return "ok"
     if row["version"] > row["needed"]:
         return "newer"

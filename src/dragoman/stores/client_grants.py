@@ -39,6 +39,8 @@ PREFIXES = {ACCESS: "dgt_", REFRESH: "dgr_"}
 _ID_LETTERS = string.ascii_lowercase + string.digits
 _TOKEN = re.compile(r"dg[tr]_([a-z0-9]{12})_[A-Za-z0-9_-]{43}", re.ASCII)
 
+_GRANT = "id, user, client, client_name, scopes, resource, created_at, used_at"
+
 DAY = 86_400.0
 _UNKNOWN = "the access token is unknown, or was revoked"
 
@@ -128,7 +130,8 @@ class ClientGrantStore:
         return ClientRecord(id, metadata, hashed, now, None)
 
     def find_client(self, id: str) -> ClientRecord | None:
-        rows = self._base.read("SELECT * FROM clients WHERE id = ?", (id[:200],))
+        find = "SELECT id, metadata, secret, created_at, used_at FROM clients WHERE id = ?"
+        rows = self._base.read(find, (id[:200],))
         if not rows:
             return None
         record = ClientRecord(rows[0][0], msgspec.json.decode(rows[0][1]), *rows[0][2:])
@@ -321,7 +324,7 @@ class ClientGrantStore:
     def list(self, user: str | None = None) -> Sequence[GrantRecord]:
         """Lists the grants that have valid tokens, of one user or of all."""
         rows = self._base.read(
-            "SELECT * FROM grants WHERE (CAST(? AS TEXT) IS NULL OR user = ?) "
+            f"SELECT {_GRANT} FROM grants WHERE (CAST(? AS TEXT) IS NULL OR user = ?) "
             "AND EXISTS (SELECT 1 FROM tokens WHERE grant_id = grants.id AND expires_at > ?) "
             "ORDER BY user, created_at",
             (user, user, time.time()),
@@ -428,7 +431,7 @@ class ClientGrantStore:
         return id, grant, expires_at, used_at
 
     def _read_grant(self, id: str) -> GrantRecord | None:
-        rows = self._base.read("SELECT * FROM grants WHERE id = ?", (id,))
+        rows = self._base.read(f"SELECT {_GRANT} FROM grants WHERE id = ?", (id,))
         return _grant_from_row(rows[0]) if rows else None
 
     def _delete_grant(self, id: str, why: str) -> None:

@@ -118,6 +118,10 @@ class StoreTables:
     counted: str = ""
     """The name under which transactions are counted, so that other hubs notice them; they run one
     after the other, as in SQLite. Empty: they are not counted, and overlap."""
+    oldest: int = 0
+    """The first version of the tables since which migrations have only added, so that hubs with
+    that version can use them, too. 0: there is none before the last, and the last migration is
+    refused while other hubs use the database."""
 
 
 @dataclass(frozen=True, slots=True)

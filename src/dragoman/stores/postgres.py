@@ -58,7 +58,7 @@ HUB_LOCK = 0x6472616768756273
 """Keys of advisory locks: the migrations of a database, and the hubs that use it."""
 
 _BASE = f"""
-CREATE TABLE {SCHEMA}.versions (store TEXT PRIMARY KEY, number BIGINT NOT NULL);
+CREATE TABLE {SCHEMA}.versions (store TEXT PRIMARY KEY, number BIGINT NOT NULL, oldest BIGINT);
 CREATE TABLE {SCHEMA}.changes (store TEXT PRIMARY KEY, number BIGINT NOT NULL);
 CREATE TABLE {SCHEMA}.identity (id TEXT NOT NULL);
 """
@@ -68,6 +68,16 @@ _BUMP = (
     f"(UPDATE {SCHEMA}.changes SET number = number + 1 WHERE store = {{0}} RETURNING number) "
     f"SELECT number, pg_notify('{CHANNEL}', {{0}}) FROM bumped"
 )
+# By JSON, because databases of earlier versions do not have the column.
+_OLDEST = "coalesce((to_jsonb(v) ->> 'oldest')::bigint, number)"
+_FIND_VERSION = f"SELECT number, {_OLDEST} FROM {SCHEMA}.versions v WHERE store = $1"
+_OTHER_HUBS = f"""
+SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1
+  AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+  AND classid = {HUB_LOCK >> 32} AND objid = {HUB_LOCK & 0xFFFFFFFF}
+"""
+_watching: set[int] = set()
+"""The ids of the server's processes for the locks of this process."""
 _COUNTERS = f"SELECT store, number FROM {SCHEMA}.changes"
 
 
@@ -182,6 +192,7 @@ class PostgresServer:
         self._listeners: dict[str, list[Callable[[], None]]] = {}
         self._watch: _Watch | None = None
         self._counted: set[str] = set()
+        self._oldest: dict[str, int] = {}
         try:
             connection = self.connect(patience=FIRST_CONNECT)
             try:
@@ -286,7 +297,13 @@ class PostgresServer:
                     id = secrets.token_hex(16)
                     connection.execute(f"INSERT INTO {SCHEMA}.identity VALUES ($1)", (id,))
         self._counted = set(_read_pairs(connection, _COUNTERS))
+        self._oldest = _read_pairs(connection, f"SELECT store, {_OLDEST} FROM {SCHEMA}.versions v")
         return _read_pairs(connection, f"SELECT store, number FROM {SCHEMA}.versions")
+
+    def is_usable(self, tables: StoreTables) -> bool:
+        """Whether the tables, as they were when this connected, need no migration."""
+        version, wanted = self.known.get(tables.store, 0), len(tables.migrations)
+        return version >= wanted >= min(version, self._oldest.get(tables.store, version))
 
     def read_identity(self) -> str:
         """Reads the random id of the database; empty if it has no schema of the hub."""
@@ -317,15 +334,16 @@ class PostgresServer:
         connection = self.connect(self.limits.slow)
         try:
             with _lock_migrations(connection):
-                find = f"SELECT number FROM {SCHEMA}.versions WHERE store = $1"
-                row = connection.execute(find, (store,)).fetchone()
-                version = row[0] if row else 0
-                if version > wanted:
+                row = connection.execute(_FIND_VERSION, (store,)).fetchone()
+                version, oldest = row or (0, 0)
+                if version > wanted and oldest > wanted:
                     raise ConfigError(
                         f'the tables of "{store}" in the database at "{self.place}" were written '
                         f"by a newer dragoman: their version is {version}, this one supports up to "
                         f"{wanted}; nothing was changed: install the newer dragoman"
                     )
+                if 0 < version < (tables.oldest or wanted):
+                    self._refuse_if_shared(connection, store)
                 for script in tables.migrations[version:]:
                     for statement in translate_script(script, names, is_empty=not version):
                         connection.execute(statement)
@@ -334,9 +352,13 @@ class PostgresServer:
                         connection.execute(statement)
                 if version < wanted:
                     connection.execute(
-                        f"INSERT INTO {SCHEMA}.versions VALUES ($1, $2) "
-                        "ON CONFLICT (store) DO UPDATE SET number = excluded.number",
-                        (store, wanted),
+                        f"ALTER TABLE {SCHEMA}.versions ADD COLUMN IF NOT EXISTS oldest BIGINT"
+                    )
+                    connection.execute(
+                        f"INSERT INTO {SCHEMA}.versions (store, number, oldest) "
+                        "VALUES ($1, $2, $3) ON CONFLICT (store) "
+                        "DO UPDATE SET number = excluded.number, oldest = excluded.oldest",
+                        (store, wanted, tables.oldest or wanted),
                     )
                 if tables.counted:
                     connection.execute(
@@ -347,6 +369,16 @@ class PostgresServer:
             self._counted.add(tables.counted)
         finally:
             connection.close()
+
+    def _refuse_if_shared(self, connection: DeadlineConnection, store: str) -> None:
+        """Refuses a migration after which hubs of the previous version could not go on."""
+        pids = {pid for (pid,) in connection.execute(_OTHER_HUBS).fetchall()}
+        if pids - _watching:
+            raise ConfigError(
+                f'the tables of "{store}" in the database at "{self.place}" need a migration that '
+                "the running hubs could not use: stop all hubs of this database, then start this "
+                "one; nothing was changed"
+            )
 
     # --- failures ---------------------------------------------------------------------------------
 
@@ -570,6 +602,7 @@ class PostgresConnection:
         connection, self._connection = self._connection, None
         if connection is not None:
             self._server.forget_backend(connection.backend)
+            _watching.discard(connection.backend)
             connection.close()
 
 
@@ -707,6 +740,7 @@ class _Watch:
                     f'the database at "{self._server.place}" is in use by another hub; for several '
                     "hubs on one database set [cluster] secret, the same on each of them"
                 )
+            _watching.add(connection.backend)
             connection.execute(f"LISTEN {CHANNEL}")
             connection.add_notify_handler(self._hear)
         except BaseException:

@@ -31,6 +31,7 @@ from dragoman.stores.database import (
 from dragoman.stores.sqlite import BUSY_SECONDS
 
 DATABASE = "users.db"
+_PASSKEY = "id, user, public_key, sign_count, created_at, used_at"
 MIGRATIONS = (
     """
     CREATE TABLE users (
@@ -408,11 +409,12 @@ class UserStore:
             raise InvalidInput("this passkey is already in use") from None
 
     def find_passkey(self, id: bytes) -> Passkey | None:
-        rows = self._base.read("SELECT * FROM passkeys WHERE id = ?", (id,))
+        rows = self._base.read(f"SELECT {_PASSKEY} FROM passkeys WHERE id = ?", (id,))
         return Passkey(*rows[0]) if rows else None
 
     def list_passkeys(self, user: str) -> Sequence[Passkey]:
-        rows = self._base.read("SELECT * FROM passkeys WHERE user = ? ORDER BY created_at", (user,))
+        find = f"SELECT {_PASSKEY} FROM passkeys WHERE user = ? ORDER BY created_at"
+        rows = self._base.read(find, (user,))
         return [Passkey(*row) for row in rows]
 
     def note_passkey_used(self, id: bytes, sign_count: int) -> None:
@@ -446,7 +448,8 @@ class UserStore:
         return id
 
     def find_session(self, id: str) -> SessionRecord | None:
-        rows = self._base.read("SELECT * FROM sessions WHERE hash = ?", (hash_secret(id),))
+        find = "SELECT hash, user, created_at, expires_at FROM sessions WHERE hash = ?"
+        rows = self._base.read(find, (hash_secret(id),))
         if not rows or rows[0][3] <= time.time():
             return None
         return SessionRecord(*rows[0])

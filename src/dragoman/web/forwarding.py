@@ -31,7 +31,10 @@ from dragoman.wire.json import Malformed, decode
 
 log = logging.getLogger(__name__)
 
-PATH = "/forward"
+PROTOCOL = "1"
+"""The version of what hubs send to each other. Fields may be added to it: unknown ones are ignored,
+and missing ones have defaults. See docs/decisions/0101-two-versions-side-by-side.md."""
+PATH = f"/forward/{PROTOCOL}"
 MAX_FORWARDED = 5_000
 """Requests that are at other hubs."""
 HEAD_SECONDS = 86_400.0
@@ -584,6 +587,12 @@ class InternalApp:
         is_ours = request.path == PATH and request.fields.get(_TO.encode()) == mark
         # The listener takes no connection without TLS; a mistake there must not let others in.
         if not (is_ours and request.method == "POST" and request.connection.is_encrypted):
+            if request.path != PATH and request.connection.is_encrypted:
+                log.error(
+                    "a request of another hub was refused: it is not of version %s of the internal "
+                    "protocol; their versions of dragoman do not follow each other",
+                    PROTOCOL,
+                )
             request.refusal = build_error(404, "not found")
             return False
         request.refusal = request.fields.get(_FROM.encode(), b"").decode("latin-1")
