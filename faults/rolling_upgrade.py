@@ -299,7 +299,7 @@ class _Load:
             self._note(name)
 
     def _call_for_long(self, name: str) -> None:
-        """Longer than a hub takes requests after it was told to stop."""
+        """Longer than a hub takes requests after SIGTERM."""
         session = self._open_session("2025-11-25")
         while not self._over.is_set():
             params = {"name": "s.slow", "arguments": {"seconds": 3}}
