@@ -51,6 +51,14 @@ def upgrade_hubs(rounds: int, seed: int, outcome: Outcome) -> None:
         load.finish(rounds)
 
 
+def stop_one(outcome: Outcome) -> None:
+    """Stops one of two hubs."""
+    with _run_load(outcome, 2) as load:
+        with load.follow_readiness(False):
+            load.stop(0)
+        load.finish(0)
+
+
 def upgrade_versions(rounds: int, seed: int, outcome: Outcome) -> None:
     """Hubs of this version become those of the previous one, and then of this one again."""
     chance = random.Random(seed)
@@ -91,12 +99,12 @@ def build_environment(tree: Path) -> dict[str, str]:
 
 
 @contextmanager
-def _run_load(outcome: Outcome) -> Iterator[_Load]:
+def _run_load(outcome: Outcome, hubs: int = HUBS) -> Iterator[_Load]:
     gates = Path(tempfile.mkdtemp(prefix="dfg", dir="/tmp"))
     servers = [server_entry("s", "sdk_server", "--era", "modern")]
     config = a2a_config(config=RATE_LIMITS)
     try:
-        with run_cluster(HUBS, servers, config, agents_env(gates)) as cluster:
+        with run_cluster(hubs, servers, config, agents_env(gates)) as cluster:
             for hub in cluster.hubs:
                 hub.wait_connected("s")
             load = _Load(cluster, gates, outcome)
@@ -188,22 +196,25 @@ class _Load:
 
     def replace(self, number: int, env: Mapping[str, str] | None = None) -> None:
         """Stops a hub and starts another one in its home. Each client gets answers meanwhile."""
-        cluster, figures = self._cluster, self._outcome.figures
-        victim = cluster.hubs[number]
-        begun = time.monotonic()
-        victim.stop()
-        took = round(time.monotonic() - begun, 1)
-        figures["longest stop"] = max(figures.get("longest stop", 0.0), took)
-        self._wait_for_answers()
-        for problem in victim.finish():
-            self._outcome.fail(problem[:1000])
-        if "Traceback" in (log := _read_log(victim)):
-            self._outcome.fail(log[log.index("Traceback") :][:1000])
+        cluster = self._cluster
+        self.stop(number)
         cluster.replace(number, env).wait_connected("s")
         self._outcome.count("hubs replaced")
         if not self._follows:
             self._set_ports(cluster.ports)
         self._wait_for_answers()
+
+    def stop(self, number: int) -> None:
+        victim, figures = self._cluster.hubs[number], self._outcome.figures
+        begun = time.monotonic()
+        victim.stop()
+        took = round(time.monotonic() - begun, 1)
+        figures["longest stop"] = max(figures.get("longest stop", 0.0), took)
+        self._wait_for_answers()
+        if "Traceback" in (log := victim.log()):
+            self._outcome.fail(log[log.index("Traceback") :][:1000])
+        for problem in victim.finish():
+            self._outcome.fail(problem[:1000])
 
     def _wait_for_answers(self) -> None:
         before = dict(self._counts)
@@ -288,7 +299,7 @@ class _Load:
             self._note(name)
 
     def _call_for_long(self, name: str) -> None:
-        """Longer than a hub takes requests after it was told to stop."""
+        """Longer than a hub takes requests after SIGTERM."""
         session = self._open_session("2025-11-25")
         while not self._over.is_set():
             params = {"name": "s.slow", "arguments": {"seconds": 3}}
@@ -365,12 +376,6 @@ class _Load:
                 with suppress(TimeoutError, EOFError):
                     last = stream.next().id or last
             self._note(name)
-
-
-def _read_log(hub: Any) -> str:
-    with suppress(ValueError, OSError):
-        return str(hub.log())
-    return ""
 
 
 def _check_sum(answer: Any, expected: int) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,10 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import httpx2
+import mcp.types as types
 import psycopg
 import pytest
 from a2a.types import a2a_pb2 as pb
 from a2a.types import a2a_pb2_grpc
+from mcp.client.streamable_http import streamable_http_client
 from tests.live.a2a_hub import (
     BINDINGS,
     STREAM,
@@ -42,6 +47,8 @@ from tests.peers.oidc_provider import SECRET as OIDC_SECRET
 from tests.peers.oidc_provider import OidcProvider, run_oidc_provider
 from tests.peers.process import read_log, run_client, server_entry
 from tests.peers.sdk_client import conversation
+
+from mcp import Client
 
 PUBLIC_URL = "https://hub.test"
 TASK_STATUS = "notifications/tasks"
@@ -386,11 +393,15 @@ def call_add(session: wire.Session, a: int) -> Any:
     return session.request("tools/call", params, timeout=20)
 
 
+@pytest.mark.filterwarnings("ignore:resources/subscribe is removed")
 def test_a_session_goes_on_after_its_hub_was_killed_or_has_stopped() -> None:
-    servers = [server_entry("new", "sdk_server", "--era", "modern")]
+    servers = [
+        server_entry("new", "sdk_server", "--era", "modern"),
+        server_entry("m", "matrix_server", "--era", "legacy", "--scheme", "m"),
+    ]
     with run_cluster(3, servers) as cluster:
         for hub in cluster.hubs:
-            hub.wait_connected("new")
+            hub.wait_connected("new", "m")
         first, second, third = cluster.hubs
         session = wire.Session(first.mcp_url, headers=cluster.headers)
         rows = json.loads(second.command("cluster", "status", "--json").stdout)
@@ -409,7 +420,12 @@ def test_a_session_goes_on_after_its_hub_was_killed_or_has_stopped() -> None:
         [stopping] = [hub for hub in owners if hub is not other]
         # The one that stops hands the session over.
         session.url = other.mcp_url
-        with ThreadPoolExecutor(1) as pool:
+        with ThreadPoolExecutor(2) as pool, run_balancer(cluster, each_request=True) as balancer:
+            subscribed = threading.Event()
+            balancer.ports = [int(stopping.url.rpartition(":")[2])]
+            watched = pool.submit(asyncio.run, watch(balancer.url, cluster.headers, subscribed))
+            assert subscribed.wait(20)
+            balancer.ports.append(int(other.url.rpartition(":")[2]))
             stopped = pool.submit(stopping.stop)
             number = 2
             while not stopped.done() or number < 5:
@@ -417,7 +433,39 @@ def test_a_session_goes_on_after_its_hub_was_killed_or_has_stopped() -> None:
                 answer = call_add(session, number)
                 assert answer["result"].get("structuredContent") == {"sum": number + 1}, answer
             assert stopped.result() == 0
+            watched.result(30)
         assert call_add(session, 10)["result"]["structuredContent"] == {"sum": 11}
+
+
+async def watch(url: str, headers: Any, subscribed: threading.Event) -> None:
+    """A client of the official SDK follows a resource while its hub is replaced by another one."""
+    updated: asyncio.Queue[str] = asyncio.Queue()
+    changed = asyncio.Event()
+
+    async def on_message(message: Any) -> None:
+        if isinstance(message, types.ResourceUpdatedNotification):
+            updated.put_nowait(message.params.uri)
+        elif isinstance(message, types.ToolListChangedNotification):
+            changed.set()
+
+    async with (
+        asyncio.timeout(30),
+        httpx2.AsyncClient(headers=headers, timeout=30) as http,
+        Client(
+            streamable_http_client(f"{url}/mcp", http_client=http),
+            mode="legacy",
+            message_handler=on_message,
+        ) as client,
+    ):
+        await client.subscribe_resource("m://watched")
+        await client.call_tool("mcp_m_change", {"what": "watched"})
+        assert await updated.get() == "m://watched"
+        subscribed.set()
+        # What it knows may have changed while it had no stream, and it is subscribed again.
+        await changed.wait()
+        assert await updated.get() == "m://watched"
+        await client.call_tool("mcp_m_change", {"what": "watched"})
+        assert await updated.get() == "m://watched"
 
 
 def find_id(hub: RunningHub) -> str:

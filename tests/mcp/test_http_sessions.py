@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import pytest
@@ -30,6 +30,8 @@ class Audience:
 
     def join(self, peer: ClientState) -> None:
         self.there.append(peer)
+
+    def resume(self, client: ClientState, uris: Sequence[str]) -> None: ...
 
     def leave(self, peer: ClientState) -> None:
         self.there.remove(peer)

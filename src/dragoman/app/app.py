@@ -291,6 +291,9 @@ class App:
 
     async def _inherit(self, hub: str) -> None:
         """Another hub has ended, and this one is its heir."""
+        if self.parts.cluster is not None:
+            states = await self.parts.cluster.hubs.take_handed(hub)
+            self.parts.mcp.http.sessions.adopt(states)
         self.parts.guards.approvals.take_over(hub)
         await self.parts.agents.take_over(hub)
 
@@ -328,7 +331,7 @@ class App:
         # Calls that still run fail now, and their clients get an answer.
         await _wait(STOP_SECONDS, parts.upstreams.stop())
         if parts.cluster is not None:
-            await _wait(STOP_SECONDS, parts.cluster.leave())
+            await _wait(STOP_SECONDS, parts.cluster.leave(parts.mcp.http.sessions.export()))
         await _wait(STOP_SECONDS, parts.logins.close())
         DESCENDANTS.kill_all()
         parts.auth.close()

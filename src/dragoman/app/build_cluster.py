@@ -6,6 +6,7 @@ Imported only where `[cluster] secret` is set.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 import ssl
@@ -22,7 +23,7 @@ from dragoman.app.cluster_report import ClusterReports, FindState
 from dragoman.app.config_watch import LiveConfig
 from dragoman.app.placed_servers import PREFIX, PlacedServers, is_placed, parse_hub
 from dragoman.core.cluster import ServeFrames
-from dragoman.core.errors import ConfigError
+from dragoman.core.errors import ConfigError, StorageFailed
 from dragoman.core.principal import Principal
 from dragoman.core.shared_settings import (
     check_advertise,
@@ -50,6 +51,8 @@ from dragoman.web.http.sockets import tcp_socket, unix_socket
 from dragoman.web.owner_requests import PREFIX as PARTS_PREFIX
 from dragoman.web.owner_requests import FrameServer, OwnerClient
 from dragoman.wire.http import HttpClient
+
+log = logging.getLogger(__name__)
 
 Identify = Callable[[Any], Principal | None]
 React = Callable[[str], Awaitable[None]]
@@ -212,8 +215,12 @@ class ClusterParts:
             await asyncio.sleep(0.02)
         return True
 
-    async def leave(self) -> None:
-        """Another hub owns from now on what was this one's own."""
+    async def leave(self, states: Mapping[str, Any]) -> None:
+        """Another hub owns from now on what was this one's own. `states` are those of sessions."""
+        try:
+            await self.hubs.hand_over(states)
+        except StorageFailed as error:
+            log.warning("subscriptions of sessions are lost: %s", error)
         await self.hubs.stop(await self.wait_idle(LEAVE_SECONDS))
 
     async def close(self) -> None:

@@ -54,6 +54,11 @@ CREATE TABLE IF NOT EXISTS dragoman.leases (
   token bigint NOT NULL,
   until timestamptz NOT NULL
 );
+CREATE TABLE IF NOT EXISTS dragoman.handed_sessions (
+  digest text PRIMARY KEY,
+  hub text NOT NULL,
+  state jsonb NOT NULL
+);
 """
 LOCK = 0x647261676F6D616E  # "dragoman": of the migrations
 STARTING, READY, DRAINING, STOPPED, DEAD = "starting", "ready", "draining", "stopped", "dead"
@@ -62,6 +67,7 @@ ENDED = frozenset({STOPPED, DEAD})
 
 CONNECT_SECONDS = 2.0
 STATEMENT_SECONDS = 1.5
+HAND_OVER_SECONDS = 3.0
 RETRY_SECONDS = 0.5
 REFRESH_SECONDS = 0.2
 """How often requests for unknown hubs make this one read the table of hubs."""
@@ -87,6 +93,11 @@ _BREAK_OFF = """
 UPDATE dragoman.hubs SET state = 'dead', seen_at = now() - interval '1 hour'
 WHERE id = %s AND heir IS NULL
 """
+_HAND_OVER = """
+INSERT INTO dragoman.handed_sessions (digest, hub, state) VALUES (%s, %s, %s::jsonb)
+ON CONFLICT (digest) DO UPDATE SET hub = excluded.hub, state = excluded.state
+"""
+_TAKE_HANDED = "DELETE FROM dragoman.handed_sessions WHERE hub = %s RETURNING digest, state"
 _LIST = """
 SELECT id, node, version, address, state, heir, extract(epoch FROM started_at)::float8,
        extract(epoch FROM now() - seen_at)::float8, settled
@@ -212,6 +223,23 @@ class PostgresCluster:
         self.state = state
         with suppress(StorageFailed):  # the next renewal writes it
             await self._renew()
+
+    async def hand_over(self, states: Mapping[str, Any]) -> None:
+        """Stores what the heir of this hub needs to know of its sessions."""
+        rows = [(digest, self.mark, json.dumps(one)) for digest, one in states.items()]
+
+        async def run(connection: psycopg.AsyncConnection[Any]) -> None:
+            async with connection.transaction(), connection.cursor() as cursor:
+                await cursor.executemany(_HAND_OVER, rows)
+
+        if rows:
+            async with self._lock:
+                await self._attempt(run, HAND_OVER_SECONDS)
+
+    async def take_handed(self, hub: str) -> dict[str, Any]:
+        """Takes what a hub has handed over, whose heir this one is. Only for `on_inherit`."""
+        rows = await self._run(_TAKE_HANDED, (hub,))
+        return {str(row[0]): row[1] for row in rows}
 
     async def stop(self, is_clean: bool = True) -> None:
         """Leaves the cluster: releases the leases, so that others own at once what was this hub's
@@ -408,6 +436,9 @@ class PostgresCluster:
             "DELETE FROM dragoman.hubs WHERE state IN ('stopped', 'dead') "
             "AND seen_at < now() - make_interval(days => %s)",
             (FORGET_DAYS,),
+        )
+        await self._execute(
+            "DELETE FROM dragoman.handed_sessions WHERE hub NOT IN (SELECT id FROM dragoman.hubs)"
         )
         self._steady_since = _read_clock()
         await self._renew()

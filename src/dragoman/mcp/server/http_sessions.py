@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import hmac
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
 from itertools import islice
 from time import monotonic
 from typing import Any, Protocol
 
 from dragoman.core.access import WhyEnded, explain_lost_access
+from dragoman.core.call import NOTHING
 from dragoman.core.cluster import SINGLE_HUB, Ownership, find_mark, make_id
 from dragoman.core.principal import Principal
 from dragoman.core.tool_filter import EVERYTHING, View
@@ -45,6 +47,9 @@ _PASSED_OVER = 16
 
 Order = OrderedDict[str, "HttpSession"]
 """By id, the least recently used first."""
+SessionState = Mapping[str, Any]
+"""The resources that a session is subscribed to (`uris`), and the level of its log messages
+(`log_level`). Other versions of the hub may have more."""
 
 
 class HttpSession(ClientState):
@@ -107,6 +112,9 @@ class SessionObserver(Protocol):
 
     def join(self, client: ClientState) -> None: ...
 
+    def resume(self, client: ClientState, uris: Sequence[str]) -> None:
+        """Subscribes a restored session to resources again. Its client has missed notifications."""
+
     def leave(self, client: ClientState) -> None: ...
 
 
@@ -121,6 +129,8 @@ class HttpSessions:
         self._open: Order = OrderedDict()
         self._by_principal: dict[Principal, Order] = {}
         self._ended: OrderedDict[str, None] = OrderedDict()
+        self._adopted: OrderedDict[str, SessionState] = OrderedDict()
+        """The states of sessions that other hubs have handed over, until they are restored."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -165,7 +175,12 @@ class HttpSessions:
         session = HttpSession(id, principal, endpoint, ORDERED[int(id[0])], self._store)
         session.features = add_task_support(unpack_capabilities(int(id[1:3], 16)))
         session.client_name = bytes.fromhex(name).decode("utf-8", "ignore")
-        return self._keep(session)
+        self._keep(session)
+        if self._ownership.mark:
+            state = self._adopted.pop(_digest(id), NOTHING)
+            session.log_level = state.get("log_level")
+            self._observer.resume(session, state.get("uris", ()))
+        return session
 
     def end(self, session: HttpSession) -> None:
         """Ends a session and cancels its requests."""
@@ -182,6 +197,22 @@ class HttpSessions:
             for cancel in tuple(session.running.values()):
                 cancel()
             self._drop(session)
+
+    def export(self) -> dict[str, SessionState]:
+        """Returns what the heir of this hub needs to know of its sessions, which their ids do not
+        tell, by the digests of the ids."""
+        found = dict(self._adopted)
+        for id, session in self._open.items():
+            if session.subscribed or session.log_level:
+                uris = [*session.subscribed.values()]
+                found[_digest(id)] = {"uris": uris, "log_level": session.log_level}
+        return found
+
+    def adopt(self, states: Mapping[str, SessionState]) -> None:
+        """Takes what another hub has exported."""
+        self._adopted.update(states)
+        while len(self._adopted) > MAX_SESSIONS:
+            self._adopted.popitem(last=False)
 
     def end_principals(self, why_ended: WhyEnded) -> None:
         for session in list(self._open.values()):
@@ -232,6 +263,11 @@ class HttpSessions:
         if endpoint.name:
             bound += f"\n\n{endpoint.name}"
         return hmac.digest(self._key, bound.encode(), "sha256").hex()[:_SEAL]
+
+
+def _digest(id: str) -> str:
+    """Of an id, which is a secret of its client."""
+    return sha256(id.encode()).hexdigest()
 
 
 # --- capabilities in a few bits -------------------------------------------------------------------

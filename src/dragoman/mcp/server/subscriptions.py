@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -168,6 +168,25 @@ class Subscriptions:
             self._remember_lists()
             self._joined.add(client)
             self._clients.add(client)
+
+    def resume(self, client: ClientState, uris: Sequence[str]) -> None:
+        """Subscribes a client to resources again, whose session another hub had, and tells it that
+        what it knows may have changed meanwhile."""
+        for message in dict.fromkeys(_ENCODED.values()):
+            client.notify(message)
+        if uris and not self._closed:
+            self._background.spawn(self._subscribe_again(client, uris[:MAX_FOLLOWED]))
+
+    async def _subscribe_again(self, client: ClientState, uris: Sequence[str]) -> None:
+        for uri in uris:
+            try:
+                await self._subscribe(client, uri, {})
+            except HubError as error:
+                log.info("subscribing to %r again failed: %s", render_uri(uri[:200]), error)
+            except Exception:
+                log.exception("subscribing to %r again failed", render_uri(uri[:200]))
+            else:
+                client.notify(rpc.encode_notification(_UPDATED, {"uri": uri}))
 
     def leave(self, client: ClientState) -> None:
         """Forgets a client whose session has ended, joined or not."""
