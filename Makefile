@@ -35,6 +35,7 @@ bench: $(VENV)/.dev .venv-bench/.done .venv-fastmcp/.done .venv-mcpproxy/.done .
 FRAMEWORKS := adk beeai crewai langgraph strands
 conformance: $(VENV)/.dev .venv-conformance/.done conformance/node_modules/.done .venv-conformance/mcp-source/.done .venv-references/.done .venv-tck/.done .venv-a2asdk03/.done .venv-a2asdk02/.done .venv-pythona2a/.done $(FRAMEWORKS:%=.venv-%/.done)  ## the official suites; writes docs/conformance.md
 	$(VENV)/bin/python -m conformance
+	$(VENV)/bin/python -m conformance --hubs 2,3
 BEFORE ?= HEAD
 compare: $(VENV)/.core .venv-bench/.done  ## CPU of a call beside the commit BEFORE=..., interleaved
 	rm -rf bench/build/before && git worktree prune && git worktree add -q --detach bench/build/before $(BEFORE)

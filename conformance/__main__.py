@@ -318,6 +318,8 @@ def run_several(arguments: argparse.Namespace) -> dict[str, Any]:
             if "a2a-kits" in arguments.parts:
                 found["a2a-kits"] = kits_part(arguments, kits)
         results[str(size)] = found
+        text = json.dumps(found, indent=1)
+        (RESULTS / "results.json").write_text(text, encoding="utf-8")
         set_aside(f"hubs-{size}")
     return results
 

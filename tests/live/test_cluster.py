@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import httpx
 import httpx2
 import mcp.types as types
 import psycopg
 import pytest
+from a2a.client import A2ACardResolver, ClientConfig, ClientFactory
 from a2a.types import a2a_pb2 as pb
 from a2a.types import a2a_pb2_grpc
 from mcp.client.streamable_http import streamable_http_client
@@ -39,6 +41,7 @@ from tests.live.conftest import RunningHub
 from tests.live.matrix_client import Client
 from tests.live.matrix_transports import connect
 from tests.live.module_hub import text_of, until
+from tests.live.test_a2a_sdk import request
 from tests.live.test_oidc_sign_in import CONFIG as SIGN_IN
 from tests.live.test_task_journeys import ASKABLE, KNOWS, NEW, OLD, RELATED, until_status
 from tests.peers import wire
@@ -73,7 +76,7 @@ def provider() -> Iterator[OidcProvider]:
 @pytest.fixture(scope="module")
 def cluster(gates: Path, provider: OidcProvider) -> Iterator[Cluster]:
     servers = [
-        server_entry("new", "sdk_server", "--era", "modern"),
+        server_entry("new", "matrix_server", "--era", "modern", interactive=True),
         server_entry(
             "only", "sdk_server", "--era", "legacy", "--log", gates / "only.log", placement="one"
         ),
@@ -134,6 +137,73 @@ def test_the_previous_sdk_converses_with_both_hubs(cluster: Cluster, balancer: B
         assert "result" in got, (got, [hub.log() for hub in cluster.hubs])
         assert got["result"]["structuredContent"] == {"sum": 3}, got
         assert set(balancer.served) == set(cluster.ports)
+
+
+def talk(client: str, cluster: Cluster, balancer: Balancer, *how: object) -> dict[str, Any]:
+    """What an official client saw: of the previous SDK, or of this one in that mode."""
+    header = ("--header", f"Authorization: {cluster.headers['Authorization']}")
+    where = (*header, *how, "--http", f"{balancer.url}/mcp")
+    if client == "mcp1":
+        return run_client("mcp1_client", *where)
+    return conversation("--mode", client, *where)
+
+
+@pytest.mark.parametrize("client", ["2026-07-28", "legacy", "mcp1"])
+def test_official_clients_answer_questions_across_hubs(
+    cluster: Cluster, balancer: Balancer, client: str
+) -> None:
+    for tool in ("ask_rounds", "ask_sampling"):
+        key = json.dumps({"key": f"{client}-{tool}"})
+        how = ("--call", f"mcp_new_{tool}", "--arguments", key, "--answers", "Ada")
+        balancer.served.clear()
+        got = talk(client, cluster, balancer, *how)
+        assert "Ada" in str(got.get("result")), got
+        assert set(balancer.served) == set(cluster.ports)
+
+
+@pytest.mark.parametrize("client", ["legacy", "mcp1"])
+def test_official_clients_resume_a_broken_stream_at_another_hub(
+    cluster: Cluster, client: str
+) -> None:
+    steps = json.dumps({"steps": 3, "pause": 0.2})
+    with run_balancer(cluster, each_request=True, cut=b"step 1") as balancer:
+        how = ("--call", "mcp_new_progress", "--arguments", steps)
+        got = talk(client, cluster, balancer, *how)
+        assert not balancer.cut
+    assert got["result"]["content"][0]["text"] == "3 steps", got
+    assert [one[0] for one in got["progress"]] == [1, 2, 3], got  # none lost, none twice
+
+
+def test_the_previous_sdk_follows_a_task_across_hubs(cluster: Cluster, balancer: Balancer) -> None:
+    how = ("--call", "mcp_jobs_asks", "--arguments", '{"count": 1}')
+    got = talk("mcp1", cluster, balancer, *how, "--as-task", "--answers", "Ada")
+    assert got["task"] in got["listed"] and "result" in got, got
+    assert "Ada" in str(got["result"]), got
+
+
+async def test_the_a2a_sdk_holds_tasks_across_hubs(cluster: Cluster, balancer: Balancer) -> None:
+    async with httpx.AsyncClient(timeout=20, headers=cluster.headers) as http:
+        card = await A2ACardResolver(http, f"{balancer.url}/a2a/actor").get_agent_card()
+        for one in card.supported_interfaces:
+            one.url = one.url.replace(PUBLIC_URL, balancer.url)
+        for binding in ("JSONRPC", "HTTP+JSON"):
+            config = ClientConfig(httpx_client=http, supported_protocol_bindings=[binding])
+            client = ClientFactory(config).create(card)
+            asks = request(steps(["ask", "Which one?"]))
+            events = [event async for event in client.send_message(asks)]
+            id = events[0].task.id
+            for _ in range(2):  # at each hub
+                found = await client.get_task(pb.GetTaskRequest(id=id))
+                assert found.status.state == pb.TASK_STATE_INPUT_REQUIRED
+            answer = request("this one", task_id=id, context_id=found.context_id)
+            events = [event async for event in client.send_message(answer)]
+            assert "this one" in str(events), events
+            for _ in range(2):
+                found = await client.get_task(pb.GetTaskRequest(id=id))
+                assert found.status.state == pb.TASK_STATE_COMPLETED
+            listed = await client.list_tasks(pb.ListTasksRequest(context_id=found.context_id))
+            assert [task.id for task in listed.tasks] == [id]
+    assert set(balancer.served) == set(cluster.ports)
 
 
 def test_a_session_is_served_at_either_hub(cluster: Cluster) -> None:

@@ -13,11 +13,16 @@ from collections.abc import Sequence
 class Balancer:
     """A TCP proxy in a thread: each new connection goes to the next hub, or to the one after it if
     that does not accept. With `each_request` it adds `Connection: close` to every request, so that
-    no two requests share a connection."""
+    no two requests share a connection. The first connection whose response has `cut` in it is
+    broken there."""
 
-    def __init__(self, ports: Sequence[int], *, each_request: bool = False) -> None:
+    def __init__(
+        self, ports: Sequence[int], *, each_request: bool = False, cut: bytes = b""
+    ) -> None:
         self.ports = list(ports)
         self.each_request = each_request
+        self.cut = cut
+        """Empty once a connection was broken."""
         self.served: list[int] = []
         """The port that each connection went to."""
         self._next = 0
@@ -79,7 +84,7 @@ class Balancer:
         self._open.add(far)
         far.write(first)
         up = asyncio.ensure_future(_copy(reader, far))
-        down = asyncio.ensure_future(_copy(near, writer))
+        down = asyncio.ensure_future(self._return(near, writer))
         try:
             await asyncio.wait([up, down], return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -89,6 +94,16 @@ class Balancer:
             for one in (far, writer):
                 self._open.discard(one)
                 one.close()
+
+    async def _return(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while self.cut and (data := await reader.read(64 * 1024)):
+            writer.write(data)
+            await writer.drain()
+            if self.cut and self.cut in data:
+                self.cut = b""
+                writer.transport.abort()
+                return
+        await _copy(reader, writer)
 
     async def _read_head(self, reader: asyncio.StreamReader) -> bytes:
         head = await reader.readuntil(b"\r\n\r\n")

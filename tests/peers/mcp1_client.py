@@ -47,6 +47,33 @@ async def all_tools(session: ClientSession) -> list[Any]:
             return tools
 
 
+def answers(options: argparse.Namespace) -> dict[str, Any]:
+    """What answers the questions of servers."""
+
+    async def elicit(context: Any, params: types.ElicitRequestParams) -> types.ElicitResult:
+        return types.ElicitResult(action="accept", content={"name": options.answers})
+
+    async def sample(context: Any, params: Any) -> types.CreateMessageResult:
+        said = types.TextContent(type="text", text=options.answers)
+        return types.CreateMessageResult(role="assistant", content=said, model="none")
+
+    return {"elicitation_callback": elicit, "sampling_callback": sample} if options.answers else {}
+
+
+async def call_as_task(
+    session: ClientSession, options: argparse.Namespace, seen: dict[str, Any]
+) -> None:
+    tasks = session.experimental
+    made = await tasks.call_tool_as_task(options.call, json.loads(options.arguments))
+    id = made.task.taskId
+    seen["listed"] = [task.taskId for task in (await tasks.list_tasks()).tasks]
+    async for state in tasks.poll_task(id):
+        if state.status == "input_required":  # the request for the result brings the question
+            break
+    seen["task"] = id
+    seen["result"] = plain(await tasks.get_task_result(id, types.CallToolResult))
+
+
 async def call(session: ClientSession, options: argparse.Namespace, seen: dict[str, Any]) -> None:
     async def on_progress(progress: float, total: float | None, message: str | None) -> None:
         seen["progress"].append([progress, total, message])
@@ -76,14 +103,16 @@ async def converse(options: argparse.Namespace) -> dict[str, Any]:
     async with AsyncExitStack() as stack:
         streams = await stack.enter_async_context(transport(options))
         session = await stack.enter_async_context(
-            ClientSession(streams[0], streams[1], message_handler=on_message)
+            ClientSession(streams[0], streams[1], message_handler=on_message, **answers(options))
         )
         start = await session.initialize()
         seen["version"] = start.protocolVersion
         seen["server"] = plain(start.serverInfo)
         seen["capabilities"] = plain(start.capabilities)
         seen["tools"] = await all_tools(session)
-        if options.call:
+        if options.as_task:
+            await call_as_task(session, options, seen)
+        elif options.call:
             await call(session, options, seen)
         if options.watch:
             await asyncio.wait_for(changed.wait(), 10)
@@ -103,6 +132,8 @@ def main() -> None:
     parser.add_argument("--arguments", default="{}", metavar="JSON")
     parser.add_argument("--meta", metavar="JSON")
     parser.add_argument("--timeout", type=float, default=30.0)
+    parser.add_argument("--answers", metavar="TEXT", help="answer questions with this")
+    parser.add_argument("--as-task", action="store_true", help="call as a task")
     parser.add_argument("--watch", action="store_true", help="wait for a list_changed at the end")
     options = parser.parse_args()
     try:

@@ -53,6 +53,19 @@ async def all_tools(client: Client) -> list[Any]:
             return tools
 
 
+def answers(options: argparse.Namespace) -> dict[str, Any]:
+    """What answers the questions of servers."""
+
+    async def elicit(context: Any, params: t.ElicitRequestParams) -> t.ElicitResult:
+        return t.ElicitResult(action="accept", content={"name": options.answers})
+
+    async def sample(context: Any, params: Any) -> t.CreateMessageResult:
+        said = t.TextContent(type="text", text=options.answers)
+        return t.CreateMessageResult(role="assistant", content=said, model="none")
+
+    return {"elicitation_callback": elicit, "sampling_callback": sample} if options.answers else {}
+
+
 async def call(client: Client, options: argparse.Namespace, seen: dict[str, Any]) -> None:
     async def on_progress(progress: float, total: float | None, message: str | None) -> None:
         seen["progress"].append([progress, total, message])
@@ -85,6 +98,7 @@ async def converse(options: argparse.Namespace) -> dict[str, Any]:
                 mode=options.mode,
                 message_handler=on_message,
                 cache=None,
+                **answers(options),
             )
         )
         seen["version"] = client.protocol_version
@@ -127,6 +141,7 @@ def parse(args: list[str]) -> argparse.Namespace:
     parser.add_argument("--arguments", default="{}", metavar="JSON")
     parser.add_argument("--meta", metavar="JSON")
     parser.add_argument("--timeout", type=float, default=30.0)
+    parser.add_argument("--answers", metavar="TEXT", help="answer questions with this")
     parser.add_argument("--watch", action="store_true", help="wait for a list_changed at the end")
     return parser.parse_args(args)
 
