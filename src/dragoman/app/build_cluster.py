@@ -139,6 +139,7 @@ class ClusterParts:
         )
         await self._listener.start()
         await self.hubs.start(self._advertise or address)
+        await self._reports.refuse_other_secret()
 
     def build_placed(self, guards: Guards, upstreams: UpstreamManager) -> PlacedServers:
         return PlacedServers(guards, upstreams, self.key)
@@ -182,11 +183,13 @@ class ClusterParts:
         """Takes no more requests of other hubs, which wait for the heir of this one."""
         if self._internal is not None:
             self._internal.close()
-        await self.hubs.set_state(DRAINING)
+        if self._listener is not None:  # or it has not joined
+            await self.hubs.set_state(DRAINING)
 
     async def leave(self) -> None:
         """Another hub owns from now on what was this one's own."""
-        await self.hubs.stop()
+        if self._listener is not None:
+            await self.hubs.stop()
 
     async def close(self) -> None:
         if self._listener is not None:
