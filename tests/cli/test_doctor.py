@@ -398,3 +398,10 @@ def test_doctor_names_installed_clients_and_their_configuration(terminal: Termin
     assert said["Windsurf"]["level"] == "warning" and "/gone/dragoman" in said["Windsurf"]["said"]
     assert said["Gemini"]["level"] == "info" and "line 1" in said["Gemini"]["said"]
     assert said["Claude"]["level"] == "ok" and 'as "dragoman"' in said["Claude"]["said"]
+
+
+def test_doctor_tells_once_of_a_database_that_is_away(terminal: Terminal) -> None:
+    terminal.configure(config='[store]\nurl = "postgresql://u:c4n4ry@127.0.0.1:9/x"')
+    done = terminal.run("doctor", "--json")
+    said = [one for one in done.json()["checks"] if "127.0.0.1:9" in one["said"]]
+    assert [one["level"] for one in said] == ["problem"] and "c4n4ry" not in done.out, said

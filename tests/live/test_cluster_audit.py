@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -74,6 +75,28 @@ def check_lag(cluster: Cluster, database: str) -> None:
     assert until(lambda: set(find_lags().values()) == {0}, 20)
 
 
+def check_strangers(cluster: Cluster) -> None:
+    """A hub with another secret does not join; one with other settings is named."""
+    first = cluster.hubs[0]
+    home = first.home.with_name("other")
+    home.mkdir(mode=0o700)
+    text = (first.home / "config.toml").read_text(encoding="utf-8")
+    (home / "config.toml").write_text(f"{text}[limits]\ntasks = 77\n", encoding="utf-8")
+    env = {**cluster._env, "CLUSTER_SECRET": "x" * 32}
+    command = [*DRAGOMAN, "up", "--home", str(home)]
+    done = run_forked(command, 30, text=True, env=env)
+    assert done.returncode != 0 and "has another [cluster] secret" in done.stderr, done
+    assert "of 2 chains" in run(cluster, first, "audit", "verify")
+    other = cluster.start(home)
+    try:
+        printed = run(cluster, first, "cluster", "status")
+        assert "other settings than at this hub: limits" in printed, printed
+    finally:
+        cluster.hubs.remove(other)
+        assert not other.finish()
+        shutil.rmtree(home)
+
+
 def test_each_hub_reads_and_verifies_the_records_of_all(peer: PostgresPeer) -> None:
     with run_two(peer) as cluster:
         first, second = cluster.hubs
@@ -97,6 +120,7 @@ def test_each_hub_reads_and_verifies_the_records_of_all(peer: PostgresPeer) -> N
         assert len([json.loads(line) for line in printed.splitlines()]) == CALLS, printed
         assert "of 2 chains" in run(cluster, first, "audit", "verify")
         check_lag(cluster, peer.url)
+        check_strangers(cluster)
         # While the database is away, calls go on; reading is refused in time.
         peer.pause()
         try:
@@ -110,4 +134,4 @@ def test_each_hub_reads_and_verifies_the_records_of_all(peer: PostgresPeer) -> N
         assert len(find_numbers(second, CALLS + 1)) == CALLS + 1
         # Both end, and copy what is left.
         assert second.stop() == first.stop() == 0
-        assert "of 2 chains" in run(cluster, first, "audit", "verify")
+        assert "of 3 chains" in run(cluster, first, "audit", "verify")

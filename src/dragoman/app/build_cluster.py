@@ -158,6 +158,7 @@ class ClusterParts:
         )
         await self._listener.start()
         await self.hubs.start(self._advertise or address)
+        await self._reports.refuse_other_secret()
 
     def build_placed(self, guards: Guards, upstreams: UpstreamManager) -> PlacedServers:
         return PlacedServers(guards, upstreams, self.key)
@@ -203,7 +204,8 @@ class ClusterParts:
             self._internal.close()
         for app in self._forwarding:
             app.close()
-        await self.hubs.set_state(DRAINING)
+        if self._listener is not None:  # or it has not joined
+            await self.hubs.set_state(DRAINING)
 
     async def wait_idle(self, seconds: float) -> bool:
         """Waits for the requests of other hubs that this one has taken; False if some are left."""
@@ -217,6 +219,8 @@ class ClusterParts:
 
     async def leave(self, states: Mapping[str, Any]) -> None:
         """Another hub owns from now on what was this one's own. `states` are those of sessions."""
+        if self._listener is None:
+            return
         try:
             await self.hubs.hand_over(states)
         except StorageFailed as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import ssl
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
@@ -15,7 +16,7 @@ from typing import Any
 
 from dragoman.config import Config
 from dragoman.core.background import Work
-from dragoman.core.errors import HubError
+from dragoman.core.errors import ConfigError, HubError
 from dragoman.web.forwarding import Cluster, ForwardedRequest, HubAddress, OpenClient, send_to_hub
 from dragoman.wire.http import JSON_HEADERS, HttpRequest
 from dragoman.wire.json import Malformed, decode, encode
@@ -84,7 +85,7 @@ class ClusterReports:
         except TimeoutError:
             return {"problems": [f"it did not answer this hub within {SECONDS:g} s"]}
         except (HubError, Malformed, TypeError, OSError) as error:
-            return {"problems": [f"this hub cannot reach it: {error}"]}
+            return {"problems": [f"this hub cannot reach it: {_explain(error)}"]}
         if report is None:
             return {"problems": ["it did not accept a request of this hub"]}
         offset = report.at - (began + time.time()) / 2
@@ -95,6 +96,29 @@ class ClusterReports:
         if different:
             problems.append(f"other settings than at this hub: {', '.join(different)}")
         return _describe_state(report, offset, problems)
+
+    async def refuse_other_secret(self) -> None:
+        """Raises `ConfigError` if a hub on the same database has another secret: neither could open
+        what the other has sealed, and requests could not be forwarded."""
+        others = self._cluster.list_others()
+        found = await asyncio.gather(*map(self._has_other_secret, others))
+        for hub, is_other in zip(others, found, strict=True):
+            if is_other:
+                raise ConfigError(
+                    f"the hub at {hub.address}, which uses the same database, has another "
+                    "[cluster] secret; it must be the same on all hubs"
+                )
+
+    async def _has_other_secret(self, hub: HubAddress) -> bool:
+        """Whether it is known to have one; it may not be reachable for other reasons."""
+        try:
+            async with asyncio.timeout(SECONDS):
+                await self._ask(hub)
+        except HubError as error:
+            return _is_other_secret(error)
+        except (TimeoutError, OSError, Malformed, TypeError):
+            return False
+        return False
 
     async def _ask(self, hub: HubAddress) -> HubReport | None:
         packed = ForwardedRequest("GET", PATH.encode(), [], None, b"")
@@ -119,6 +143,14 @@ class ClusterReports:
     def _seal(self, name: str, value: object) -> str:
         # Structs are rendered with all of their values.
         return hmac.digest(self._key, f"settings {name} {value!r}".encode(), "sha256").hex()[:16]
+
+
+def _is_other_secret(error: BaseException) -> bool:
+    return isinstance(error.__cause__, ssl.SSLCertVerificationError)
+
+
+def _explain(error: BaseException) -> str:
+    return "it has another [cluster] secret" if _is_other_secret(error) else str(error)
 
 
 def _describe_state(report: HubReport, offset: float, problems: list[str]) -> dict[str, Any]:

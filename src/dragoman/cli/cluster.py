@@ -6,8 +6,11 @@ from typing import Any
 
 import click
 
-from dragoman.cli.base.hub_client import connect_hub
+from dragoman.cli.base.errors import NO_HUB, fail
+from dragoman.cli.base.hub_client import connect_running, resolve_home
 from dragoman.cli.base.output import clean, common_options, print_json, print_table
+
+ENDED = ("stopped", "dead")
 
 
 @click.group()
@@ -22,8 +25,9 @@ def cluster() -> None:
 
 
 @cluster.command()
+@click.option("--all", "everything", is_flag=True, help="Also hubs that have ended.")
 @common_options
-def status(home: str | None, as_json: bool) -> None:
+def status(everything: bool, home: str | None, as_json: bool) -> None:
     """Show the hubs of the cluster, their versions, states, audit lag, problems and leases.
 
     \b
@@ -33,8 +37,11 @@ def status(home: str | None, as_json: bool) -> None:
     that answers asks all others: a problem is said of a hub that it cannot reach, whose clock or
     settings differ, or whose copy is far behind.
     """
-    with connect_hub(home) as hub:
-        found = hub.get("/api/cluster")
+    place = resolve_home(home)
+    hub = connect_running(place)
+    if hub is None:  # a temporary one would join the cluster
+        fail(f"no hub is running on {place}; start one with: dragoman up", NO_HUB)
+    found = hub.get("/api/cluster")
     if as_json:
         return print_json(found)
     if not found["hubs"]:
@@ -53,6 +60,7 @@ def status(home: str | None, as_json: bool) -> None:
                 one["heir"] or "",
             ]
             for one in found["hubs"]
+            if everything or one["state"] not in ENDED
         ],
     )
     for one in found["hubs"]:

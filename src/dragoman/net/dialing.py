@@ -80,6 +80,7 @@ class Dialer:
         """A connection to the host of `url` within `seconds`. What it raises says `sent=False`."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
+        cause: Exception | None = None
         try:
             async with asyncio.timeout_at(deadline):
                 if self.socket_path is not None:
@@ -90,8 +91,10 @@ class Dialer:
         except TimeoutError:
             problem = f"no connection within {seconds:.2g} s"
         except (OSError, UnicodeError) as error:
-            problem = _render_error(error)
-        raise Unreachable(f'could not connect to "{url.rendered}": {problem}', sent=False)
+            problem, cause = _render_error(error), error
+        raise Unreachable(
+            f'could not connect to "{url.rendered}": {problem}', sent=False
+        ) from cause
 
     def _choose_tls(self, url: Url) -> dict[str, Any]:
         if url.origin.scheme != "https":

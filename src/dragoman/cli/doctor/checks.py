@@ -134,13 +134,12 @@ def check_configuration(found: DoctorContext) -> Iterator[Finding]:
 
 def _has_agents(found: DoctorContext) -> bool:
     from dragoman.app.policy_admin.known_ids import list_registered_agents
-    from dragoman.app.store_place import open_offline_place
 
     config = found.config
     configured = config is not None and bool(config.agents or config.a2a.external_agents)
     if configured:
         return True
-    with open_offline_place(found.home, config) as place:
+    with found.open_place() as place:
         return bool(list_registered_agents(place))
 
 
@@ -247,10 +246,10 @@ def check_keys(found: DoctorContext) -> Iterator[Finding]:
 
 def _count_active_keys(found: DoctorContext) -> int | None:
     """Counts the active keys; returns None if no key was ever created."""
-    from dragoman.app.store_place import has_store, open_offline_place
+    from dragoman.app.store_place import has_store
     from dragoman.stores.keys import KeyStore
 
-    with open_offline_place(found.home, found.config) as place:
+    with found.open_place() as place:
         if not has_store(place, "hub.db"):
             return None
         with closing(KeyStore(place)) as store:
@@ -551,9 +550,7 @@ def check_stores(found: DoctorContext) -> Iterator[Finding]:
     policies, database = found.home / found.config.policy.folder, None
     try:
         if found.config.store.url is not None:
-            from dragoman.app.store_place import open_offline_place
-
-            with open_offline_place(found.home, found.config) as place:
+            with found.open_place() as place:
                 assert not isinstance(place, Path)
                 database = place.read_identity()
                 said = f'the database at "{place.place}" answers; it needs its own backups'

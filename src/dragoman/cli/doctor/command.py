@@ -13,6 +13,7 @@ from dragoman.cli.base.hub_client import resolve_home
 from dragoman.cli.base.output import clean, common_options, print_json, style
 from dragoman.cli.doctor import checks, decision_checks, target_checks
 from dragoman.cli.doctor.findings import Check, DoctorContext, Finding, gather_context
+from dragoman.core.errors import ConfigError
 
 CHECKS: tuple[Check, ...] = (
     checks.check_python,
@@ -86,10 +87,17 @@ def run_checks(situation: DoctorContext) -> list[Finding]:
     for check in CHECKS:
         try:
             findings += check(situation)
+        except ConfigError as error:
+            if str(error) != situation.store_problem:  # which one check reports
+                findings.append(_describe_failure(check, error))
         except Exception as error:  # a failed check must not hide the others
-            name = check.__name__.removeprefix("check_").replace("_", " ")
-            findings.append(Finding(name, "warning", f"the check failed: {error}"))
+            findings.append(_describe_failure(check, error))
     return findings
+
+
+def _describe_failure(check: Check, error: Exception) -> Finding:
+    name = check.__name__.removeprefix("check_").replace("_", " ")
+    return Finding(name, "warning", f"the check failed: {error}")
 
 
 def _print_findings(findings: list[Finding]) -> None:

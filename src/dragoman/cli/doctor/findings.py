@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from dragoman.cli.base import hub_client
 from dragoman.cli.base.errors import UnreadableFile
@@ -15,6 +15,9 @@ from dragoman.cli.base.files import read_bytes
 from dragoman.config import Config, load, read_env
 from dragoman.core.errors import ConfigError
 from dragoman.home import DaemonRecord, read_daemon
+
+if TYPE_CHECKING:
+    from dragoman.stores.database import StorePlace
 
 Level = Literal["ok", "info", "warning", "problem"]
 MAX_WAITING = 100
@@ -64,6 +67,25 @@ class DoctorContext:
     """What the running hub reports of its stores."""
     hubs: Sequence[Mapping[str, Any]] = ()
     """The hubs of the cluster, as the running hub describes them."""
+
+    store_problem: str = ""
+    """Why the stores cannot be opened, once that was tried in vain."""
+
+    @contextlib.contextmanager
+    def open_place(self) -> Iterator[StorePlace]:
+        """Opens the place of the stores. Raises `ConfigError`; at once if it has failed before: a
+        server that hangs costs seconds."""
+        from dragoman.app.store_place import open_offline_place
+
+        if self.store_problem:
+            raise ConfigError(self.store_problem)
+        with contextlib.ExitStack() as stack:
+            try:
+                place = stack.enter_context(open_offline_place(self.home, self.config))
+            except ConfigError as error:
+                self.store_problem = str(error)
+                raise
+            yield place
 
     def find_variable(self, name: str) -> str | None:
         """Returns a variable as a hub started here would see it."""

@@ -338,7 +338,7 @@ def check_pins(found: DoctorContext) -> Iterator[Finding]:
 
 def check_names(found: DoctorContext) -> Iterator[Finding]:
     """Checks for targets whose tools could get the same listed name."""
-    if found.config is None or not found.home.is_dir():
+    if found.config is None or not found.home.is_dir() or found.store_problem:
         return
     from dragoman.app.policy_admin.known_ids import list_targets
     from dragoman.config import find_overlaps
@@ -356,10 +356,10 @@ def check_target_keys(found: DoctorContext) -> Iterator[Finding]:
     if found.config is None:
         return
     from dragoman.app.policy_admin.known_ids import list_targets
-    from dragoman.app.store_place import has_store, open_offline_place
+    from dragoman.app.store_place import has_store
     from dragoman.stores.keys import KeyStore
 
-    with open_offline_place(found.home, found.config) as place:
+    with found.open_place() as place:
         if not has_store(place, "hub.db"):
             return
         with closing(KeyStore(place)) as store:

@@ -188,8 +188,8 @@ class ChainCopier:
         anchor = await self._find_shared(db, number, head) or self._read_anchor()
         log.error(
             "the audit log in %s does not contain what was copied from it to the database (chain "
-            "%s); it continues there as a new chain after entry %d. A home that was restored from "
-            "a backup is a usual reason",
+            "%s); it continues there as a new chain after entry %d. Usual reasons are a home that "
+            "was restored from a backup, and one that was copied for another hub",
             self._home, old, anchor.tip.seq,
         )  # fmt: skip
         await self._begin(db, create_chain_id(self._home), anchor)

@@ -71,6 +71,7 @@ class AuditShipper:
         self._backoff = Backoff(0.2, 1.0)
         self._failures: tuple[type[Exception], ...] = (*find_errors(), *LOCAL_ERRORS, HubError)
         self._failed = ""
+        self._has_run = False
         self._current_at = time.monotonic()
         """When the database last had everything."""
         self._seen_commits = -1
@@ -80,6 +81,7 @@ class AuditShipper:
         audit.copied_seq = 0  # nothing is pruned before the database says what it has
 
     async def run(self) -> None:
+        self._has_run = True
         while True:
             try:
                 pause = await self._step()
@@ -92,7 +94,10 @@ class AuditShipper:
             await asyncio.sleep(pause)
 
     async def close(self) -> None:
-        """Copies the entries that are left, and notes that the hub ends. Takes a bounded time."""
+        """Copies the entries that are left, and notes that the hub ends. Takes a bounded time. A
+        hub that did not start copies nothing: its settings may be those of another cluster."""
+        if not self._has_run:
+            return self._copier.close()
         with suppress(*self._failures):
             async with asyncio.timeout(self._limits.close_seconds):
                 db = await self._connect()
