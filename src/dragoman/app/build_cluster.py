@@ -23,6 +23,7 @@ from dragoman.core.shared_settings import resolve_cluster_key, resolve_store_url
 from dragoman.mcp.client.upstream_manager import UpstreamManager
 from dragoman.net.client import GuardedHttpClient, OutboundHttp
 from dragoman.stores.cluster import DRAINING, READY, PostgresCluster
+from dragoman.stores.handover import PostgresHandover
 from dragoman.web.forwarding import (
     MAX_BODY,
     PATH,
@@ -80,6 +81,8 @@ class ClusterParts:
     _secret: ClusterSecret
     _listen: str
     _advertise: str | None
+    handover: PostgresHandover
+    """What this hub leaves to its heir."""
     _clients: HubClients = field(default_factory=HubClients)
     _listener: HttpListener | None = None
     _internal: InternalApp | None = None
@@ -121,6 +124,7 @@ class ClusterParts:
         self._listener = HttpListener(self._internal, sock, bodies, body_bytes=MAX_BODY)
         await self._listener.start()
         await self.hubs.start(self._advertise or address)
+        self.handover.start()
 
     def build_placed(self, guards: Guards, upstreams: UpstreamManager) -> PlacedServers:
         return PlacedServers(guards, upstreams, self.key)
@@ -166,6 +170,7 @@ class ClusterParts:
 
     async def leave(self) -> None:
         """Another hub owns from now on what was this one's own."""
+        await self.handover.close()
         await self.hubs.stop()
 
     async def close(self) -> None:
@@ -189,4 +194,6 @@ def build_cluster(home: Path, live: LiveConfig) -> ClusterParts:
     assert key is not None
     node = f"{socket.gethostname()}:{os.getpid()}"
     hubs = PostgresCluster(url, node, __version__, settings.lease_secs)
-    return ClusterParts(hubs, key, ClusterSecret(key), settings.listen, settings.advertise)
+    return ClusterParts(
+        hubs, key, ClusterSecret(key), settings.listen, settings.advertise, PostgresHandover(url)
+    )

@@ -169,6 +169,11 @@ class Subscriptions:
             self._joined.add(client)
             self._clients.add(client)
 
+    def announce_lists(self, client: ClientState) -> None:
+        """Has a client read all lists again."""
+        for message in _ENCODED.values():
+            client.notify(message)
+
     def leave(self, client: ClientState) -> None:
         """Forgets a client whose session has ended, joined or not."""
         if client.closed:

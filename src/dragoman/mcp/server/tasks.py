@@ -9,19 +9,47 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeAlias
 
 from dragoman.core.background import resolve
-from dragoman.core.call import Progress, Result, Update, Updates, discard_update
+from dragoman.core.call import (
+    ABSENT,
+    NOTHING,
+    Progress,
+    Result,
+    Update,
+    Updates,
+    discard_update,
+)
 from dragoman.core.cluster import SINGLE_HUB, OwnedElsewhere, Ownership, find_mark
-from dragoman.core.errors import AuthorizationError, HubError, NotFound, Overloaded, ShuttingDown
-from dragoman.core.ports import TASK_CANCEL, TASK_READ
+from dragoman.core.errors import (
+    AuthorizationError,
+    HubError,
+    InvalidInput,
+    NotFound,
+    Overloaded,
+    ShuttingDown,
+    WorkFailed,
+)
+from dragoman.core.ports import TASK_CANCEL, TASK_READ, Handover, TaskChange
 from dragoman.core.task_registry import TaskLimits, TaskRegistry, VolatileTaskStore, task_not_found
-from dragoman.core.tasks import CANCELLED, COMPLETED, INPUT_REQUIRED, WORKING, Task, TaskRecord
+from dragoman.core.tasks import (
+    CANCELLED,
+    COMPLETED,
+    ENDS,
+    FAILED,
+    INPUT_REQUIRED,
+    WORKING,
+    Outcome,
+    Task,
+    TaskRecord,
+    render_error,
+)
 from dragoman.mcp.protocol.errors import (
     MISSING_CAPABILITY,
     adapt_error,
@@ -50,6 +78,11 @@ MAX_TTL_MS = 10**12
 MAX_WAITING = 32
 """Requests that wait for the end of one task; with one more the oldest is answered: up to
 2025-11-25 a client that disconnects has not cancelled, and may ask again."""
+INTERRUPTED = (
+    "it was interrupted: the hub that made the call has ended, and whether it has taken effect is "
+    "unknown"
+)
+NOT_KEPT = "it has completed, and its result was lost with its hub: it was too large to be kept"
 RETRY_SECONDS = 1.0
 """How long to wait before a notification is sent again to a client that did not read it."""
 
@@ -68,6 +101,7 @@ class ToolTaskRecord(TaskRecord):
         self, tool: str, show: Show, features: Mapping[str, Any], updates: Updates = discard_update
     ) -> None:
         super().__init__()
+        self.header = {"tool": tool}
         self.tool = tool
         """The name that the client called."""
         self.show = show
@@ -80,6 +114,17 @@ class ToolTaskRecord(TaskRecord):
         is_news = super().take_update(task, update)
         self.updates(update)
         return is_news
+
+    def take_result(self, task: Task[Any], result: Result) -> str:
+        kept = {"content": result.content, "failed": result.failed, "extra": result.extra}
+        if result.structured is not ABSENT:
+            kept["structured"] = result.structured
+        self.header = {"tool": self.tool, "result": kept}
+        return super().take_result(task, result)
+
+    def take_error(self, task: Task[Any], error: BaseException) -> str:
+        self.header = {"tool": self.tool, "error": render_error(error)}
+        return super().take_error(task, error)
 
 
 ToolTask: TypeAlias = Task[ToolTaskRecord]
@@ -94,15 +139,33 @@ def declares_tasks(capabilities: Any) -> bool:
     return isinstance(extensions, dict) and isinstance(extensions.get(TASKS), dict)
 
 
+class HandedTaskStore(VolatileTaskStore):
+    """Leaves the tasks to the heir of this hub, where there are several."""
+
+    def __init__(self, handover: Handover) -> None:
+        self._handover = handover
+
+    def save(self, changes: Sequence[TaskChange]) -> list[tuple[int, int]]:
+        for change in changes:
+            self._handover.keep_task(change)
+        return super().save(changes)
+
+
 def build_task_registry(
-    count: int = 100, count_per_owner: int = 100, ttl: float = 7_200.0
+    count: int = 100,
+    count_per_owner: int = 100,
+    ttl: float = 7_200.0,
+    handover: Handover | None = None,
 ) -> ToolTaskRegistry:
     """Tasks that end with the hub."""
     # Only the ttl ends them, not the time without an answer.
     limits = TaskLimits(count, count_per_owner, owner_share=1.0, ttl=ttl, idle_seconds=math.inf)
-    return TaskRegistry(VolatileTaskStore(), limits)
+    store = HandedTaskStore(handover) if handover is not None else VolatileTaskStore()
+    return TaskRegistry(store, limits)
 
 
+FindShow = Callable[[ClientState, str], Show]
+"""Finds what renders results of the tool that a client calls by that name."""
 Permits = Callable[[ClientState, str, str], bool]
 """Whether policies permit the client the action on its own task of the tool of that name."""
 
@@ -115,8 +178,15 @@ class McpTasks:
         question_seconds: float,
         permits: Permits,
         ownership: Ownership = SINGLE_HUB,
+        handover: Handover | None = None,
+        find_show: FindShow | None = None,
     ) -> None:
+        """`handover` has the tasks of hubs that have ended, and `find_show` what renders their
+        results, where there are several hubs."""
         self._tasks = tasks
+        self._handover, self._find_show = handover, find_show
+        if handover is not None:
+            tasks.on_remove(self._drop_kept)
         self.ownership = ownership
         self._permits = permits
         self._after = after
@@ -193,7 +263,7 @@ class McpTasks:
     # --- tasks/... -----------------------------------------------------------------------------
 
     def handle(
-        self, request: McpRequest, features: Mapping[str, Any]
+        self, request: McpRequest, features: Mapping[str, Any], is_restored: bool = False
     ) -> bytes | Coroutine[Any, Any, bytes]:
         """Handles `tasks/...`. `features` are the capabilities that the client declared."""
         id, method, params, client = request.id, request.method, request.params, request.client
@@ -205,7 +275,7 @@ class McpTasks:
         try:
             task = self.find_task(client, params.get("taskId"))
         except HubError as error:
-            return encode_error(id, error, revision)
+            return self._handle_missing(request, features, error, is_restored)
         if method == "tasks/result":
             return self._result(request, task)
         if method == "tasks/get":
@@ -229,6 +299,60 @@ class McpTasks:
         elif revision.has_task_requests:
             return rpc.encode_result(id, _render_legacy(task))
         return rpc.encode_result(id, shape_members({}, revision))
+
+    # --- tasks of hubs that have ended -----------------------------------------------------------
+
+    def _is_left(self, id: Any) -> bool:
+        return (
+            self._handover is not None
+            and isinstance(id, str)
+            and find_mark(id) != self.ownership.mark
+        )
+
+    def _handle_missing(
+        self, request: McpRequest, features: Mapping[str, Any], error: HubError, is_restored: bool
+    ) -> bytes | Coroutine[Any, Any, bytes]:
+        if not is_restored and self._is_left(request.params.get("taskId")):
+            return self._handle_left(request, features)
+        return encode_error(request.id, error, request.revision)
+
+    async def _handle_left(self, request: McpRequest, features: Mapping[str, Any]) -> bytes:
+        try:
+            await self._restore(request.client, request.params["taskId"])
+        except HubError as error:
+            return encode_error(request.id, error, request.revision)
+        answer = self.handle(request, features, is_restored=True)
+        return answer if isinstance(answer, bytes) else await answer
+
+    async def _restore(self, client: ClientState, id: str) -> None:
+        """Takes over a task: one that has not ended has failed with its hub."""
+        assert self._handover is not None and self._find_show is not None
+        kept = await self._handover.load_task(client.principal, id)
+        tool = kept.about.get("tool") if kept is not None else None
+        if kept is None or not isinstance(tool, str):
+            raise task_not_found(id)
+        record = ToolTaskRecord(tool, self._find_show(client, tool), NOTHING)
+        task: ToolTask = Task(client.principal, _never_run, record, id, kept.state)
+        task.created, task.updated = kept.created, kept.updated
+        task.finished, record.header = True, dict(kept.about)
+        result = kept.about.get("result")
+        if kept.state not in ENDS:
+            task.state, task.error = FAILED, WorkFailed(INTERRUPTED)
+        elif kept.state == COMPLETED and isinstance(result, dict):
+            task.result = Result(**result)
+        elif kept.state == COMPLETED:
+            task.state, task.error = FAILED, WorkFailed(NOT_KEPT)
+        elif kept.state == FAILED:
+            task.error = WorkFailed(str(kept.about.get("error", "")))
+        if task.error is not None:
+            task.message = str(task.error)
+        with suppress(InvalidInput):  # another request has restored it
+            self._tasks.insert(task)
+
+    def _drop_kept(self, task: ToolTask) -> None:
+        """Not the tasks that belong to another hub by now."""
+        if self._handover is not None and find_mark(task.id) == self.ownership.mark:
+            self._handover.drop_task(task.id)
 
     def find_task(self, client: ClientState, id: Any) -> ToolTask:
         try:
@@ -339,6 +463,10 @@ class McpTasks:
         if len(elsewhere) == 1 and not found:
             raise next(iter(elsewhere.values()))
         return TaskSubscription(found, notify)
+
+
+async def _never_run(*_: Any) -> Outcome:
+    raise AssertionError("the call of a task that has ended")
 
 
 class TaskSubscription:
