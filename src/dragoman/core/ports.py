@@ -285,6 +285,9 @@ class Handover(Protocol):
 
     def drop_task(self, id: str) -> None: ...
 
+    async def wait_for_task(self, id: str) -> None:
+        """Waits until what was kept of a task is stored, for a moment at most."""
+
     async def load_task(self, owner: Principal, id: str) -> KeptTask | None:
         """Raises `StorageFailed`."""
 

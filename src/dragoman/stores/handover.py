@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from dragoman.core.background import Background
+from dragoman.core.background import Background, resolve
 from dragoman.core.errors import StorageFailed
 from dragoman.core.ports import KeptEvent, KeptTask, TaskChange
 from dragoman.core.principal import Principal
@@ -62,6 +62,8 @@ PAUSE_SECONDS = 0.02
 """Between two batches."""
 RETRY_SECONDS = 0.5
 PRUNE_SECONDS = 30.0
+WAIT_SECONDS = 1.0
+"""How long the response about a task waits for the database."""
 CLOSE_SECONDS = 2.0
 
 _EVENTS = """
@@ -98,6 +100,10 @@ class PostgresHandover:
         self._events: deque[tuple[str, str, KeptEvent]] = deque()
         self._tasks: dict[str, tuple[Any, ...] | None] = {}
         """The rows to write by id, the latest state of each; None deletes it."""
+        self._writing: dict[str, tuple[Any, ...] | None] = {}
+        """Those that are being written."""
+        self._batch_end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when the next batch is written."""
         self._queued = 0
         self._written: deque[tuple[float, int]] = deque()
         """When how many bytes were written, for as long as they are kept."""
@@ -148,6 +154,16 @@ class PostgresHandover:
             if len(self._tasks) < BATCH_ROWS:  # otherwise its age deletes it
                 self._tasks[id] = None
                 self._wake.set()
+
+    async def wait_for_task(self, id: str) -> None:
+        if self._tasks.get(id) is None and self._writing.get(id) is None:
+            return
+        until = asyncio.get_running_loop().time() + WAIT_SECONDS
+        while self._tasks.get(id) is not None or self._writing.get(id) is not None:
+            left = until - asyncio.get_running_loop().time()
+            if left <= 0:
+                return
+            await asyncio.wait([self._batch_end], timeout=left)
 
     def _forget(self, id: str) -> None:
         row = self._tasks.pop(id, None)
@@ -213,7 +229,8 @@ class PostgresHandover:
             size += len(events[-1][2].data) + ROW_COST
         tasks = {id: row for id, row in self._tasks.items() if row is not None}
         dropped = [id for id, row in self._tasks.items() if row is None]
-        taken, self._tasks = self._tasks, {}
+        taken = self._writing = self._tasks
+        self._tasks = {}
         size += sum(len(row[5]) + ROW_COST for row in tasks.values())
         try:
             if events:
@@ -237,6 +254,10 @@ class PostgresHandover:
             self._queued = sum(len(event.data) + ROW_COST for _, _, event in self._events)
             self._queued += sum(len(row[5]) + ROW_COST for row in self._tasks.values() if row)
             raise
+        finally:
+            self._writing = {}
+            ended, self._batch_end = self._batch_end, self._batch_end.get_loop().create_future()
+            resolve(ended, None)
         self._queued -= size
         self._kept += size
         self._written.append((time.monotonic(), size))

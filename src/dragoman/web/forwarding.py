@@ -12,6 +12,7 @@ import asyncio
 import hashlib
 import hmac
 import logging
+import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -59,6 +60,7 @@ MAX_BODY = BODY_BYTES + 2 * HEAD_BYTES
 """Bytes of a forwarded request: the body, the head and the principal of the client's request."""
 OWNER_WAITS = 5
 """How often the owner of a request is looked for again after it could not be reached."""
+_EVENT_ID = re.compile(rb"^id: ", re.MULTILINE)
 _SEAL, _PROOF, _MOVED = "x-dragoman-seal", "x-dragoman-proof", "x-dragoman-moved"
 _NOT_FORWARDED = frozenset(
     {b"authorization", b"connection", b"content-length", b"transfer-encoding", b"expect"}
@@ -469,6 +471,7 @@ async def _return(request: ServerRequest, reply: HttpReply, watch: Work[None]) -
         if name not in _NOT_RETURNED
     ]
     id, is_call = _find_id(request) if request.method == "POST" else (None, False)
+    copied, is_session = _CopiedStream(), b"mcp-session-id" in request.fields
     watching = start_task(watch)
     try:
         if request.method == "HEAD":  # the response has a length and no body
@@ -479,7 +482,7 @@ async def _return(request: ServerRequest, reply: HttpReply, watch: Work[None]) -
                 request.reply(reply.status, headers, reading.result())
         else:
             request.start(reply.status, headers)
-            if await _await_end(start_task(_copy(request, reply)), request, watching):
+            if await _await_end(start_task(copied.copy(request, reply)), request, watching):
                 request.end()
     except TargetFailed as error:
         if not request.streaming:
@@ -487,6 +490,8 @@ async def _return(request: ServerRequest, reply: HttpReply, watch: Work[None]) -
                 f"the hub that owns it was lost while it answered: {error}"
             ) from error
         log.warning("a stream of another hub broke off: %s", error)
+        if is_session and copied.can_be_resumed:
+            return  # the connection breaks, and the client resumes the stream at the heir
         if is_call and "event-stream" in reply.headers.get("content-type", ""):
             await request.write(sse.encode_event(rpc.encode_error(id, -32000, LOST)))
         request.end()
@@ -520,9 +525,19 @@ async def _await_end(
             await asyncio.wait([work])
 
 
-async def _copy(request: ServerRequest, reply: HttpReply) -> None:
-    async for piece in reply.body.chunks():
-        await request.write(piece)
+class _CopiedStream:
+    """A response that is copied piece by piece."""
+
+    def __init__(self) -> None:
+        self.can_be_resumed = False
+        """Whether it has had an event with an id."""
+
+    async def copy(self, request: ServerRequest, reply: HttpReply) -> None:
+        is_stream = "event-stream" in reply.headers.get("content-type", "")
+        async for piece in reply.body.chunks():
+            if is_stream and not self.can_be_resumed:
+                self.can_be_resumed = _EVENT_ID.search(piece) is not None
+            await request.write(piece)
 
 
 LOST = (

@@ -221,6 +221,7 @@ class McpTasks:
             task.cancel(*error.args)
             raise
         if kept:
+            await self._wait_until_kept(task)
             task.record.updates = discard_update
             return {**shape_members(_render_modern(task), revision), "resultType": "task"}
         if task.error is not None:
@@ -230,7 +231,7 @@ class McpTasks:
             raise ShuttingDown("the call was stopped: the hub is shutting down")
         return result
 
-    def start_requested(self, request: McpRequest, task: ToolTask) -> bytes:
+    async def start_requested(self, request: McpRequest, task: ToolTask) -> bytes:
         """2025-11-25: starts a call that the client requests as a task."""
         id, params, client = request.id, request.params, request.client
         wanted = params.get("task")
@@ -258,7 +259,14 @@ class McpTasks:
         task.watch(notify)
         created = _render_legacy(task)
         task.start()
+        await self._wait_until_kept(task)
         return rpc.encode_result(id, {"task": created})
+
+    async def _wait_until_kept(self, task: ToolTask) -> None:
+        """Before a client hears of a state, the heir of this hub can know it."""
+        if self._handover is not None:
+            self._tasks.flush(task)
+            await self._handover.wait_for_task(task.id)
 
     # --- tasks/... -----------------------------------------------------------------------------
 
@@ -279,11 +287,9 @@ class McpTasks:
         if method == "tasks/result":
             return self._result(request, task)
         if method == "tasks/get":
-            if revision.has_task_requests:
-                return rpc.encode_result(id, _render_legacy(task))
-            return rpc.encode_result(
-                id, shape_members(render_detailed(task, revision, features), revision)
-            )
+            if task.finished and self._handover is not None:
+                return self._get_kept(request, features, task)
+            return _encode_task(request, features, task)
         if method == "tasks/update":
             responses = {"inputResponses": params.get("inputResponses")}
             parsed = client_questions.parse_answers(responses)
@@ -323,6 +329,12 @@ class McpTasks:
             return encode_error(request.id, error, request.revision)
         answer = self.handle(request, features, is_restored=True)
         return answer if isinstance(answer, bytes) else await answer
+
+    async def _get_kept(
+        self, request: McpRequest, features: Mapping[str, Any], task: ToolTask
+    ) -> bytes:
+        await self._wait_until_kept(task)
+        return _encode_task(request, features, task)
 
     async def _restore(self, client: ClientState, id: str) -> None:
         """Takes over a task: one that has not ended has failed with its hub."""
@@ -394,6 +406,7 @@ class McpTasks:
             elif not await self._wait_for_change(task):
                 many = Overloaded(f"{MAX_WAITING} newer requests wait for the end of this task")
                 return encode_error(id, many, revision)
+        await self._wait_until_kept(task)
         member, value = render_outcome(task, revision)
         if member == "error":
             return rpc.encode_error(id, value["code"], value["message"], value.get("data"))
@@ -597,6 +610,14 @@ def render_detailed(
         members["status"] = "completed" if member == "result" else "failed"
         members[member] = value
     return members
+
+
+def _encode_task(request: McpRequest, features: Mapping[str, Any], task: ToolTask) -> bytes:
+    revision = request.revision
+    if revision.has_task_requests:
+        return rpc.encode_result(request.id, _render_legacy(task))
+    detailed = render_detailed(task, revision, features)
+    return rpc.encode_result(request.id, shape_members(detailed, revision))
 
 
 def _render_legacy(task: ToolTask) -> dict[str, Any]:
