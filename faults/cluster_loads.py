@@ -299,7 +299,7 @@ class McpTasks(Load):
 
     def judge(self) -> None:
         states: Counter[str] = Counter()
-        for session, id in self.tasks[-80:]:  # as many as a hub keeps of one client
+        for session, id in self.tasks:
             found: list[Any] = []
 
             def has_ended(

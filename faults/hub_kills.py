@@ -24,6 +24,9 @@ HUBS = 3
 LOAD_SECONDS = 1.5
 """Of load before and after each kill, at most."""
 LIMITS = f"""
+[limits]
+tasks = 10_000
+tasks_each = 10_000
 [limits.rate]
 owner_per_minute = 1_000_000_000
 owner_burst = 1_000_000_000

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
-from tests.live.cluster_rig import Cluster, run_cluster
+from tests.live.cluster_rig import Balancer, Cluster, run_balancer, run_cluster
 from tests.live.conftest import RunningHub
 from tests.live.module_hub import text_of, until
 from tests.peers import wire
-from tests.peers.process import read_log, server_entry, wait_for_log
+from tests.peers.process import read_log, run_client, server_entry, wait_for_log
+from tests.peers.sdk_client import conversation
 
 REVISIONS = ("2025-06-18", "2025-11-25")
 TASKS = "io.modelcontextprotocol/tasks"
 FAR = 60
+SDKS = ("sdk", "mcp1")
 
 
 class Client:
@@ -75,8 +79,13 @@ def test_streams_and_tasks_of_a_killed_hub_end_at_another(cluster: Cluster, log:
     first, second, third = cluster.hubs
     clients = [Client(first, cluster, revision) for revision in REVISIONS]
     last: dict[tuple[Client, str], str] = {}
-    with ExitStack() as stack:
+    with ExitStack() as stack, ThreadPoolExecutor(2) as pool, run_balancer(cluster) as balancer:
+        balancer.ports[:] = cluster.ports[:1]
+        sdks = [pool.submit(call_with_sdk, client, balancer, cluster) for client in SDKS]
+        broken = {}
         for client in clients:
+            if client is clients[1]:
+                client.session.url = second.mcp_url  # which forwards
             # A response that has ended, one in the middle, and the notifications.
             ended = client.call(stack, "ended", "s.progress", steps=3)
             last[client, "ended"] = next_event(ended).id
@@ -84,6 +93,7 @@ def test_streams_and_tasks_of_a_killed_hub_end_at_another(cluster: Cluster, log:
             running = client.call(stack, "running", "s.progress", steps=300, pause=0.3)
             for _ in range(2):
                 last[client, "running"] = next_event(running).id
+            broken[client] = running
             listening = client.open(stack, "GET")
             client.call(stack, "toggle", "s.toggle")
             last[client, "listening"] = next_event(listening).id
@@ -91,8 +101,14 @@ def test_streams_and_tasks_of_a_killed_hub_end_at_another(cluster: Cluster, log:
             next_event(listening)  # received, and lost by the client
         tasks = start_tasks(first, cluster, clients[1].session, log)
         until(lambda: is_handed_over(cluster))
+        balancer.ports[:] = cluster.ports[1:]
         first.kill()
-    begun = time.monotonic()
+        begun = time.monotonic()
+        for running in broken.values():  # it ends early: the client is not told that it failed
+            with suppress(OSError, http.client.HTTPException):
+                assert [one for _, one in read_all(running) if "error" in one] == []
+        for name, sdk in zip(SDKS, sdks, strict=True):
+            assert "interrupted" in str(sdk.result()), (name, sdk.result())
     for number, client in enumerate(clients):
         client.session.url = (second if number else third).mcp_url
         with ExitStack() as stack:
@@ -126,11 +142,22 @@ def test_streams_and_tasks_of_a_killed_hub_end_at_another(cluster: Cluster, log:
     assert sorted(finished) == ["legacy", "modern"], "no call was made twice"
 
 
+def call_with_sdk(client: str, balancer: Balancer, cluster: Cluster) -> Any:
+    """What an official client says of a call whose hub is killed."""
+    arguments = json.dumps({"steps": 600, "pause": 0.1})
+    slow = ("--call", "mcp_s_progress", "--arguments", arguments, "--timeout", "40")
+    header = f"Authorization:{cluster.headers['Authorization']}"
+    where = ("--http", f"{balancer.url}/mcp", "--header", header)
+    if client == "sdk":
+        return conversation("--mode", "legacy", *slow, *where)
+    return run_client("mcp1_client", *slow, *where, timeout=60)
+
+
 def is_handed_over(cluster: Cluster) -> bool:
     """Whether what was said so far is in the database."""
     query = """
     SELECT (SELECT count(*) FILTER (WHERE stream LIKE 'g%') >= 4 AND count(*) FILTER
-              (WHERE is_last) >= 2 FROM dragoman.handover_events)
+              (WHERE is_last) >= 2 AND count(DISTINCT owner) = 4 FROM dragoman.handover_events)
        AND (SELECT count(*) FILTER (WHERE state = 'completed') = 2 AND count(*) = 4
             FROM dragoman.handover_tasks)
     """
