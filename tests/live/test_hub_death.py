@@ -51,7 +51,7 @@ class Client:
 
 
 def read_all(stream: wire.Stream) -> list[tuple[str, Any]]:
-    found = []
+    found: list[tuple[str, Any]] = []
     while True:
         try:
             event = stream.next()
@@ -228,7 +228,9 @@ def check_tasks(
 
 
 def ask(hub: RunningHub, cluster: Cluster, method: str, params: Mapping[str, Any]) -> Any:
-    meta = {"io.modelcontextprotocol/clientCapabilities": {"extensions": {TASKS: {}}}}
+    meta: dict[str, Any] = {
+        "io.modelcontextprotocol/clientCapabilities": {"extensions": {TASKS: {}}}
+    }
     return wire.modern_request(
         hub.mcp_url, method, {**params, "_meta": meta}, cluster.headers, timeout=20
     ).rpc()
