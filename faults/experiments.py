@@ -168,10 +168,12 @@ EXPERIMENTS = [
     ),
     Experiment(
         "kill -9: hubs of a cluster",
-        "one of three hubs killed under MCP sessions and A2A messages, which a balancer spreads",
-        "no session is lost, every acknowledged task is readable and has ended, no message is "
-        "carried out twice, load goes on after each kill",
-        hub_kills.kill_hubs, 20, 2,
+        "one of three hubs killed under MCP calls, streams and tasks, A2A messages and streams, "
+        "runs, schedules and a client at its rate limit, which a balancer spreads",
+        "no session is lost, every acknowledged task is readable and has ended, no call, message "
+        "or step is made twice, streams are resumed without a lost or doubled event, schedules "
+        "fire once and within 10 s, at most 1.2 times the limit is admitted, load goes on",
+        hub_kills.kill_hubs, 20, 1,
     ),
     Experiment(
         "rolling upgrade",

@@ -32,6 +32,7 @@ from dragoman.core.tasks import Outcome
 from dragoman.core.tool import build_unknown_tool
 from dragoman.net.client import OutboundHttp
 from dragoman.net.dialing import Resolve, system_resolve
+from dragoman.stores.database import Statement
 from dragoman.stores.tasks import MemoryTaskStore, SqliteTaskStore
 
 ALICE, BOB = Principal("key", "alice"), Principal("key", "bob")
@@ -691,10 +692,10 @@ class Refusing(SqliteTaskStore):
 
     full = False
 
-    def _execute(self, statement: str, values: tuple[Any, ...]) -> None:
+    def _execute(self, check: Statement, statement: Statement) -> None:
         if self.full:
             raise StorageFailed("the disk is full")
-        super()._execute(statement, values)
+        super()._execute(check, statement)
 
 
 async def test_full_disk_refuses_new_webhooks_and_keeps_existing_ones(

@@ -51,7 +51,7 @@ from tests.peers.oidc_provider import OidcProvider, run_oidc_provider
 from tests.peers.process import read_log, run_client, server_entry
 from tests.peers.sdk_client import conversation
 
-from mcp import Client
+from mcp import Client as SdkClient
 
 PUBLIC_URL = "https://hub.test"
 TASK_STATUS = "notifications/tasks"
@@ -521,7 +521,7 @@ async def watch(url: str, headers: Any, subscribed: threading.Event) -> None:
     async with (
         asyncio.timeout(30),
         httpx2.AsyncClient(headers=headers, timeout=30) as http,
-        Client(
+        SdkClient(
             streamable_http_client(f"{url}/mcp", http_client=http),
             mode="legacy",
             message_handler=on_message,

@@ -146,7 +146,7 @@ def build_app(
             access_watch.explain_ended, logins.desk, renew, member, key, *io,
         )  # fmt: skip
         hub, touch, review_card = guards.hub, guards.policies.touch, catalogs.pins.review_card
-        mcp = build_mcp(live, hub, key, clients)
+        mcp = build_mcp(live, hub, key, clients, cluster)
         granted = GrantedTools(guards.hub, guards.chains, guards.granted, DOOR)
         meter = build_meter(live, stores.usage, profiles)
         runner = find_command_runner(home, live)

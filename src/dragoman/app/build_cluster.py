@@ -34,6 +34,7 @@ from dragoman.core.shared_settings import (
 from dragoman.mcp.client.upstream_manager import UpstreamManager
 from dragoman.net.client import GuardedHttpClient, OutboundHttp
 from dragoman.stores.cluster import DRAINING, READY, PostgresCluster
+from dragoman.stores.handover import PostgresHandover
 from dragoman.web.cluster_tls import ClusterTls, build_tls
 from dragoman.web.forwarding import (
     MAX_BODY,
@@ -110,6 +111,8 @@ class ClusterParts:
     _reports: ClusterReports
     _listen: str
     _advertise: str | None
+    handover: PostgresHandover
+    """What this hub leaves to its heir."""
     _listener: HttpListener | None = None
     _internal: InternalApp | None = None
     _forwarding: list[ForwardingApp] = field(default_factory=list)
@@ -159,6 +162,7 @@ class ClusterParts:
         await self._listener.start()
         await self.hubs.start(self._advertise or address)
         await self._reports.refuse_other_secret()
+        self.handover.start()
 
     def build_placed(self, guards: Guards, upstreams: UpstreamManager) -> PlacedServers:
         return PlacedServers(guards, upstreams, self.key)
@@ -221,6 +225,7 @@ class ClusterParts:
         """Another hub owns from now on what was this one's own. `states` are those of sessions."""
         if self._listener is None:
             return
+        await self.handover.close()
         try:
             await self.hubs.hand_over(states)
         except StorageFailed as error:
@@ -265,4 +270,6 @@ def build_cluster(home: Path, live: LiveConfig) -> ClusterParts:
     tls = build_tls(key)
     clients = HubClients(tls.client)
     reports = ClusterReports(hubs, clients.open, key, lambda: live.config)
-    return ClusterParts(hubs, key, tls, clients, reports, settings.listen, settings.advertise)
+    return ClusterParts(
+        hubs, key, tls, clients, reports, settings.listen, settings.advertise, PostgresHandover(url)
+    )

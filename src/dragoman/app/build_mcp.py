@@ -139,10 +139,17 @@ def _open_http(
     return found or net.open_configured(url, allow_private=private)
 
 
-def build_mcp(live: LiveConfig, hub: Hub, key: bytes, clients: ConnectedClients) -> McpParts:
+def build_mcp(
+    live: LiveConfig,
+    hub: Hub,
+    key: bytes,
+    clients: ConnectedClients,
+    cluster: ClusterParts | None = None,
+) -> McpParts:
     config, limits = live.config, live.config.limits
     lifetime = 2 * limits.task_timeout_secs
-    tasks = build_task_registry(limits.tasks, limits.tasks_each, lifetime)
+    handover = cluster.handover if cluster is not None else None
+    tasks = build_task_registry(limits.tasks, limits.tasks_each, lifetime, handover)
     server = McpServer(
         hub,
         key,
@@ -154,6 +161,7 @@ def build_mcp(live: LiveConfig, hub: Hub, key: bytes, clients: ConnectedClients)
         config.bridge.list_aliases,
         lambda: (live.config.mcp.instructions_chars, live.config.mcp.instructions_total_chars),
         clients,
+        handover=handover,
     )
-    http = StreamableHttpTransport(server, key)
+    http = StreamableHttpTransport(server, key, handover)
     return McpParts(server, http, LegacySseTransport(server), tasks)

@@ -254,6 +254,44 @@ class TaskStore(Protocol):
         """This hub has another id from now on."""
 
 
+class KeptEvent(Struct, frozen=True):
+    """An event of a stream to a client, as it was sent."""
+
+    number: int
+    data: bytes
+    is_last: bool
+
+
+class KeptTask(Struct, frozen=True):
+    """A task whose record keeps everything in memory, as it was stored last."""
+
+    state: str
+    created: float
+    updated: float
+    about: Mapping[str, Any]
+
+
+class Handover(Protocol):
+    """What a hub of a cluster leaves to its heir of clients whose state is in memory. It is stored
+    a moment later, kept for a while, and bounded: any of it may be missing."""
+
+    def keep_event(self, owner: str, stream: str, event: KeptEvent) -> None:
+        """`owner` is the session that the stream belongs to."""
+
+    async def load_events(self, owner: str, stream: str, after: int) -> list[KeptEvent]:
+        """Loads the events after that number, in order. Raises `StorageFailed`."""
+
+    def keep_task(self, change: TaskChange) -> None: ...
+
+    def drop_task(self, id: str) -> None: ...
+
+    async def wait_for_task(self, id: str) -> None:
+        """Waits until what was kept of a task is stored, for a moment at most."""
+
+    async def load_task(self, owner: Principal, id: str) -> KeptTask | None:
+        """Raises `StorageFailed`."""
+
+
 class Pin(Struct, frozen=True):
     """A definition that was seen, without its text."""
 

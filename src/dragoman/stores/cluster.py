@@ -17,12 +17,20 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from dragoman.core.background import Background, resolve
 from dragoman.core.cluster import MARK_CHARS, End, OwnedElsewhere, Receive
 from dragoman.core.errors import ConfigError, HubError, StorageFailed
 from dragoman.core.structs import Struct
+from dragoman.stores import handover
+from dragoman.stores.postgres_async import (
+    STATEMENT_SECONDS,
+    AsyncLane,
+    Row,
+    load_driver,
+    render_failure,
+)
 
 if TYPE_CHECKING:
     import psycopg
@@ -30,9 +38,6 @@ if TYPE_CHECKING:
     from dragoman.stores.redis_bus import RedisBus
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
-Row = Sequence[Any]
 
 CHANNEL = "dragoman_hubs"
 SCHEMA = """
@@ -65,8 +70,6 @@ STARTING, READY, DRAINING, STOPPED, DEAD = "starting", "ready", "draining", "sto
 """The states of a hub."""
 ENDED = frozenset({STOPPED, DEAD})
 
-CONNECT_SECONDS = 2.0
-STATEMENT_SECONDS = 1.5
 HAND_OVER_SECONDS = 3.0
 RETRY_SECONDS = 0.5
 REFRESH_SECONDS = 0.2
@@ -78,8 +81,6 @@ MAX_PAYLOAD = 7_500
 """Bytes of a notification; PostgreSQL takes less than 8,000."""
 MAX_LEASES = 1_000
 MAX_STRANGE = 10_000
-WAKE_SECONDS = 60.0
-"""How often a connection that waits looks again without cause."""
 
 _JOIN = """
 INSERT INTO dragoman.hubs (id, node, version, address, state) VALUES (%s, %s, %s, %s, %s)
@@ -166,7 +167,6 @@ class PostgresCluster:
         self.lease_secs = lease_secs
         self.hubs: dict[str, HubRecord] = {}
         """All that are known, this one too."""
-        self._url = url
         self._node = node
         self._version = version
         self._beat = lease_secs / 3
@@ -186,7 +186,7 @@ class PostgresCluster:
         """The leases that this hub asks for, with the token of each; 0 if it does not hold it."""
         self._holders: dict[str, str] = {}
         """The hubs that hold the leases that this hub asks for."""
-        self._connection: psycopg.AsyncConnection[Any] | None = None
+        self._lane = AsyncLane(url)
         self._lock = asyncio.Lock()
         self._queue: deque[str] = deque()
         self._receivers: dict[str, list[Receive]] = {}
@@ -209,10 +209,10 @@ class PostgresCluster:
     async def start(self, address: str) -> None:
         """Registers this hub, whose internal listener is at `address`. Raises `ConfigError` if the
         database cannot be used."""
-        _load_driver()
+        load_driver()
         self._address = address
         try:
-            await self._execute_script(SCHEMA)
+            await self._execute_script(SCHEMA + handover.SCHEMA)
             await self._register()
         except StorageFailed as error:
             raise ConfigError(f"the cluster cannot be joined: {error}") from error
@@ -234,11 +234,11 @@ class PostgresCluster:
 
         if rows:
             async with self._lock:
-                await self._attempt(run, HAND_OVER_SECONDS)
+                await self._lane.attempt(run, HAND_OVER_SECONDS)
 
     async def take_handed(self, hub: str) -> dict[str, Any]:
         """Takes what a hub has handed over, whose heir this one is. Only for `on_inherit`."""
-        rows = await self._run(_TAKE_HANDED, (hub,))
+        rows = await self._execute(_TAKE_HANDED, (hub,))
         return {str(row[0]): row[1] for row in rows}
 
     async def stop(self, is_clean: bool = True) -> None:
@@ -250,7 +250,7 @@ class PostgresCluster:
             await self._execute("DELETE FROM dragoman.leases WHERE hub = %s", (self.mark,))
             await self._execute(_LEAVE if is_clean else _BREAK_OFF, (self.mark,))
             await self._execute("SELECT pg_notify(%s, %s)", (CHANNEL, self._encode("hubs", {})))
-        self._drop_connection()
+        self._lane.close()
 
     # --- ownership -----------------------------------------------------------------------------
 
@@ -409,7 +409,7 @@ class PostgresCluster:
         while True:
             connection = None
             try:
-                connection = await self._connect()
+                connection = await self._lane.connect()
                 async with asyncio.timeout(STATEMENT_SECONDS):
                     await connection.execute(f"LISTEN {CHANNEL}")
                 self._wake.set()  # what was missed
@@ -419,7 +419,7 @@ class PostgresCluster:
                     async with asyncio.timeout(STATEMENT_SECONDS):  # is it still there?
                         await connection.execute("SELECT 1")
             except (psycopg.Error, OSError, TimeoutError, StorageFailed) as error:
-                log.warning("no messages of other hubs for the moment: %s", _render(error))
+                log.warning("no messages of other hubs for the moment: %s", render_failure(error))
             finally:
                 if connection is not None:
                     connection.pgconn.finish()
@@ -525,7 +525,7 @@ class PostgresCluster:
                 await connection.execute(_INHERIT_ALL.encode(), (self.mark, id))
                 return True
 
-        return await self._attempt(run, STATEMENT_SECONDS)
+        return await self._lane.attempt(run, STATEMENT_SECONDS)
 
     async def _settle(self, id: str, mark: str) -> None:
         """Takes over what a hub owned, before requests for it are served here."""
@@ -608,53 +608,10 @@ class PostgresCluster:
                 await connection.execute(script.encode())
 
         async with self._lock:
-            await self._attempt(run, 10.0)
+            await self._lane.attempt(run, 10.0)
 
     async def _run(self, statement: str, values: Any) -> list[Row]:
-        async def run(connection: psycopg.AsyncConnection[Any]) -> list[Row]:
-            cursor = await connection.execute(statement.encode(), values)
-            return await cursor.fetchall() if cursor.description else []
-
-        return await self._attempt(run, STATEMENT_SECONDS)
-
-    async def _attempt(
-        self, run: Callable[[psycopg.AsyncConnection[Any]], Awaitable[T]], seconds: float
-    ) -> T:
-        import psycopg
-
-        try:
-            if self._connection is None or self._connection.closed:
-                self._connection = await self._connect()
-            async with asyncio.timeout(seconds):
-                return await run(self._connection)
-        except (psycopg.Error, OSError, TimeoutError) as error:
-            self._drop_connection()
-            raise StorageFailed(f"PostgreSQL: {_render(error)}") from error
-        except asyncio.CancelledError:
-            self._drop_connection()  # a statement may be running
-            raise
-
-    async def _connect(self) -> psycopg.AsyncConnection[Any]:
-        import psycopg
-
-        kind = _build_connection_class()
-        try:
-            async with asyncio.timeout(CONNECT_SECONDS):
-                found: psycopg.AsyncConnection[Any] = await kind.connect(
-                    self._url,
-                    autocommit=True,
-                    connect_timeout=2,
-                    client_encoding="utf8",
-                    application_name="dragoman",
-                )
-                return found
-        except (psycopg.Error, OSError, TimeoutError) as error:
-            raise StorageFailed(f"PostgreSQL: {_render(error)}") from error
-
-    def _drop_connection(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.pgconn.finish()
+        return await self._lane.run(statement, values)
 
 
 def _summarize(hubs: Mapping[str, HubRecord]) -> dict[str, tuple[object, ...]]:
@@ -674,35 +631,3 @@ _HEX = frozenset("0123456789abcdef")
 
 def _is_mark(text: str) -> bool:
     return len(text) == MARK_CHARS and _HEX.issuperset(text)
-
-
-def _load_driver() -> None:
-    try:
-        import psycopg  # noqa: F401
-    except ImportError:
-        raise ConfigError(
-            "[cluster] needs another package: pip install 'dragoman-hub[postgres]'"
-        ) from None
-
-
-def _build_connection_class() -> type[psycopg.AsyncConnection[Any]]:
-    """psycopg's own connection sends a cancel request when its task is cancelled, and waits for the
-    answer: a database that is stopped would hold up the hub. Here the connection is dropped."""
-    import psycopg
-    from psycopg import waiting
-
-    class PromptConnection(psycopg.AsyncConnection[Any]):
-        async def wait(
-            self, gen: Any, interval: float = WAKE_SECONDS, timeout: float | None = None
-        ) -> Any:
-            return await waiting.wait_async(
-                gen, self.pgconn.socket, interval=WAKE_SECONDS, timeout=timeout
-            )
-
-    return PromptConnection
-
-
-def _render(error: BaseException) -> str:
-    if isinstance(error, TimeoutError):
-        return "it did not answer in time"
-    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -149,14 +149,14 @@ _decode_log = msgspec.json.Decoder(list[tuple[int, float, dict[str, Any]]]).deco
 def _build_pieces(entries: Sequence[Entry]) -> Pieces:
     if not entries:
         return []
-    body = _encode_safely([(entry.number, entry.at, entry.event) for entry in entries])
+    body = encode_safely([(entry.number, entry.at, entry.event) for entry in entries])
     if len(body) <= PIECE_BYTES or len(entries) == 1:
         return [(entries[0].number, len(entries), body)]
     half = len(entries) // 2
     return [*_build_pieces(entries[:half]), *_build_pieces(entries[half:])]
 
 
-def _encode_safely(value: Any) -> bytes:
+def encode_safely(value: Any) -> bytes:
     """What is not JSON becomes text: agents are other people's code, and what one of them makes
     must not keep the tasks of all others from being stored."""
     try:
@@ -399,7 +399,7 @@ class SqliteTaskStore:
 
     def save(self, changes: Sequence[TaskChange]) -> list[tuple[int, int]]:
         encoded = [
-            (change, _encode_safely(change.about), _build_pieces(change.entries))
+            (change, encode_safely(change.about), _build_pieces(change.entries))
             for change in changes
         ]
         try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, Protocol
@@ -55,6 +56,7 @@ HANDOVER_SECONDS = 8.0
 """How long a request waits, besides two leases, for a hub that stops to finish what it does."""
 OWNER_WAITS = 5
 """How often the owner of a request is looked for again after it could not be reached."""
+_EVENT_ID = re.compile(rb"^id: ", re.MULTILINE)
 _FROM, _TO = "x-dragoman-from", "x-dragoman-to"
 _HUB, _MOVED = "x-dragoman-hub", "x-dragoman-moved"
 _NOT_FORWARDED = frozenset(
@@ -449,6 +451,7 @@ async def _return(
         if name not in _NOT_RETURNED
     ]
     id, is_call = _find_id(request) if request.method == "POST" else (None, False)
+    copied, is_session = _CopiedStream(), b"mcp-session-id" in request.fields
     watching = start_task(watch)
     try:
         if request.method == "HEAD":  # the response has a length and no body
@@ -459,7 +462,7 @@ async def _return(
                 request.reply(reply.status, headers, reading.result())
         else:
             request.start(reply.status, headers)
-            copying = start_task(_copy(request, reply))
+            copying = start_task(copied.copy(request, reply))
             if request.method == "GET":
                 listening.add(copying)
                 copying.add_done_callback(listening.discard)
@@ -473,6 +476,8 @@ async def _return(
         log.warning("a response of another hub broke off: %s", error)
         if "event-stream" not in reply.headers.get("content-type", ""):
             return  # the connection is closed: a truncated response must not look complete
+        if is_session and copied.can_be_resumed:
+            return  # the connection breaks, and the client resumes the stream at the heir
         if is_call:
             await request.write(sse.encode_event(rpc.encode_error(id, -32000, LOST)))
         request.end()
@@ -512,9 +517,19 @@ async def _await_end(
             await asyncio.wait([work])
 
 
-async def _copy(request: ServerRequest, reply: HttpReply) -> None:
-    async for piece in reply.body.chunks():
-        await request.write(piece)
+class _CopiedStream:
+    """A response that is copied piece by piece."""
+
+    def __init__(self) -> None:
+        self.can_be_resumed = False
+        """Whether it has had an event with an id."""
+
+    async def copy(self, request: ServerRequest, reply: HttpReply) -> None:
+        is_stream = "event-stream" in reply.headers.get("content-type", "")
+        async for piece in reply.body.chunks():
+            if is_stream and not self.can_be_resumed:
+                self.can_be_resumed = _EVENT_ID.search(piece) is not None
+            await request.write(piece)
 
 
 LOST = (

@@ -168,7 +168,7 @@ class CallHandler:
             return rpc.encode_result(request.id, made) if isinstance(made, dict) else (tool, made)
         if isinstance(tool.target, Nowhere):
             return await work(task, discard_update, None, None)
-        return self._tasks.start_requested(request, task)
+        return await self._tasks.start_requested(request, task)
 
     async def _ask(
         self, request: McpRequest, parsed: ParsedCall, options: CallOptions, asked: Outcome

@@ -22,7 +22,7 @@ from dragoman.core.cluster import (
 from dragoman.core.errors import RateLimited
 from dragoman.core.events import RootsChanged
 from dragoman.core.hub import Hub
-from dragoman.core.ports import Viewer
+from dragoman.core.ports import Handover, Viewer
 from dragoman.core.rate_limiter import REQUEST
 from dragoman.core.tool import TOOL
 from dragoman.core.trace import parse_trace
@@ -45,14 +45,14 @@ from dragoman.mcp.protocol.revisions import (
 )
 from dragoman.mcp.server import client_questions, list_pages
 from dragoman.mcp.server.call_handler import METHODS as CALLS
-from dragoman.mcp.server.call_handler import CallHandler
+from dragoman.mcp.server.call_handler import CallHandler, render_tool_result
 from dragoman.mcp.server.client_state import ClientState, McpRequest, Push, find_client_name
 from dragoman.mcp.server.connected_clients import ConnectedClients
 from dragoman.mcp.server.introduction import Budget, Introduction
 from dragoman.mcp.server.messages_elsewhere import MessagesElsewhere
 from dragoman.mcp.server.subscriptions import Subscriptions
 from dragoman.mcp.server.tasks import METHODS as TASK_METHODS
-from dragoman.mcp.server.tasks import McpTasks, ToolTaskRegistry, build_task_registry
+from dragoman.mcp.server.tasks import McpTasks, Show, ToolTaskRegistry, build_task_registry
 from dragoman.mcp.server.tool_search import FIND_TOOLS, ToolFinder, parse_find, render_found
 from dragoman.wire import rpc
 
@@ -95,6 +95,7 @@ class McpServer:
         instructions: Callable[[], Budget] = lambda: INSTRUCTIONS,
         clients: ConnectedClients | None = None,
         identity: ServerIdentity | None = None,
+        handover: Handover | None = None,
     ) -> None:
         """`key` seals cursors; without one they expire with the process. `style_of` maps a client's
         name to the naming style of its lists. After `task_after` seconds a call becomes a task if
@@ -103,7 +104,10 @@ class McpServer:
         self._limiter = hub.limiter
         self.lists = list_pages.ListPages(hub, key or os.urandom(32), list_aliases)
         tasks = build_task_registry() if tasks is None else tasks
-        self.tasks = McpTasks(tasks, task_after, question_seconds, self._permits, hub.cluster)
+        self.tasks = McpTasks(
+            tasks, task_after, question_seconds, self._permits, hub.cluster, handover,
+            self._find_show,
+        )  # fmt: skip
         clients = ConnectedClients() if clients is None else clients
         self.subscriptions = Subscriptions(hub, self.tasks, self.lists, clients)
         self.call_handler = CallHandler(
@@ -138,6 +142,10 @@ class McpServer:
 
     def _permits(self, client: ClientState, action: str, name: str) -> bool:
         return self.hub.can_act_on_task(client.principal, action, name, client.view)
+
+    def _find_show(self, client: ClientState, name: str) -> Show:
+        tool = self.hub.find(name, client.view)
+        return lambda result, revision: render_tool_result(result, tool, revision)
 
     async def answer(
         self,

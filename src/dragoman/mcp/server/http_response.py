@@ -8,6 +8,7 @@ from functools import lru_cache
 
 import msgspec
 
+from dragoman.core.cluster import SINGLE_HUB, Ownership
 from dragoman.core.principal import Principal
 from dragoman.mcp.protocol.revisions import Revision
 from dragoman.mcp.server.client_state import ClientState
@@ -55,6 +56,9 @@ class HttpResponder(msgspec.Struct, eq=False):
     _keepalive: Keepalive
     principal: Principal
     """With the credential of this request; other requests of the client may have others."""
+    ownership: Ownership = SINGLE_HUB
+    id: rpc.Id = None
+    """Of the request, for the heir of this hub where there are several."""
     stream: EventStream | None = None
     cancelled: bool = False
     reason: str = "the request was cancelled"
@@ -151,7 +155,7 @@ class HttpResponder(msgspec.Struct, eq=False):
     def _start(self, headers: Headers | None) -> None:
         client = self.client
         if isinstance(client, HttpSession):
-            self.stream = client.create_stream(self.request, RESPONSE)
+            self.stream = client.create_stream(self.request, RESPONSE, self.ownership, self.id)
         else:
             self.stream = EventStream(self.request)
         self.stream.open(headers)

@@ -10,6 +10,7 @@ bounded in number, and dropped when idle.
 from __future__ import annotations
 
 import hmac
+import json
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
@@ -19,13 +20,15 @@ from typing import Any, Protocol
 
 from dragoman.core.access import WhyEnded, explain_lost_access
 from dragoman.core.call import NOTHING
-from dragoman.core.cluster import SINGLE_HUB, Ownership, find_mark, make_id
+from dragoman.core.cluster import MARK_CHARS, SINGLE_HUB, Ownership, find_mark, make_id
+from dragoman.core.ports import Handover
 from dragoman.core.principal import Principal
 from dragoman.core.tool_filter import EVERYTHING, View
 from dragoman.mcp.protocol.elicitation import add_task_support
 from dragoman.mcp.protocol.revisions import ORDERED, Revision
 from dragoman.mcp.server.client_state import ClientState
 from dragoman.mcp.server.replay_streams import EventStream, ReplayBuffer, ReplayStore, ReplayStream
+from dragoman.wire import rpc
 from dragoman.wire.http import HttpRequest
 
 MAX_SESSIONS = 10_000
@@ -37,6 +40,8 @@ MAX_RUNNING = 256
 MAX_UNSENT = 16
 UNSENT_SECONDS = 60.0
 """How long a notification waits for the next stream while none is open."""
+MAX_REQUEST_ID = 40
+"""Characters of a request's id that the id of its stream may contain."""
 MAX_NAME = 64
 """Bytes of a client's name that its session's id contains."""
 _REVISIONS = "0123"
@@ -64,7 +69,7 @@ class HttpSession(ClientState):
         self.used = monotonic()
         self.streams: list[EventStream] = []
         """Its open GET streams."""
-        self.replay = ReplayBuffer(store)
+        self.replay = ReplayBuffer(store, self.client)
         self.running: dict[Any, Callable[[], None]] = {}
         """How to cancel each running request, by the key of its id."""
         self.unsent: list[tuple[float, bytes]] = []
@@ -100,11 +105,36 @@ class HttpSession(ClientState):
             if monotonic() - since < UNSENT_SECONDS:
                 stream.send(message)
 
-    def create_stream(self, request: HttpRequest, kind: str) -> EventStream:
-        """Creates a stream that can be resumed, if the revision has those."""
+    def create_stream(
+        self, request: HttpRequest, kind: str, ownership: Ownership = SINGLE_HUB, id: rpc.Id = None
+    ) -> EventStream:
+        """Creates a stream that can be resumed, if the revision has those. `id` is that of the
+        request that it answers."""
         if not self.revision.has_resumable_streams:
             return EventStream(request)
+        if ownership.mark:
+            kind = build_stream_kind(kind, ownership.mark, id)
         return ReplayStream(request, self.replay, kind, self.revision.has_priming_events)
+
+
+def build_stream_kind(kind: str, mark: str, id: rpc.Id) -> str:
+    """The beginning of a stream's id that tells an heir of the hub with that mark which request the
+    stream was to answer."""
+    kind += mark
+    if id is not None and len(text := json.dumps(id)) <= MAX_REQUEST_ID:
+        kind += f"{text.encode().hex()}."
+    return kind
+
+
+def parse_stream_id(id: str) -> tuple[str, rpc.Id]:
+    """Returns the mark and the id of the request; the latter is None if it is unknown. The client
+    may have made them up."""
+    mark, (request, dot, _) = id[1 : 1 + MARK_CHARS], id[1 + MARK_CHARS :].partition(".")
+    try:
+        found = json.loads(bytes.fromhex(request)) if dot else None
+    except (ValueError, RecursionError):
+        found = None
+    return mark, found if isinstance(found, str | int | float) else None
 
 
 class SessionObserver(Protocol):
@@ -120,12 +150,16 @@ class SessionObserver(Protocol):
 
 class HttpSessions:
     def __init__(
-        self, key: bytes, observer: SessionObserver, ownership: Ownership = SINGLE_HUB
+        self,
+        key: bytes,
+        observer: SessionObserver,
+        ownership: Ownership = SINGLE_HUB,
+        handover: Handover | None = None,
     ) -> None:
         self._key = key
         self._ownership = ownership
         self._observer = observer
-        self._store = ReplayStore()
+        self._store = ReplayStore(handover)
         self._open: Order = OrderedDict()
         self._by_principal: dict[Principal, Order] = {}
         self._ended: OrderedDict[str, None] = OrderedDict()

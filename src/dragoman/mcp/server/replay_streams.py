@@ -2,7 +2,9 @@
 
 From 2025-03-26 to 2025-11-25 a client whose connection breaks can resume a stream on another:
 events have ids, the latest are kept for a while, and the client names the last one that it has
-received (`Last-Event-ID`). Ids are looked up within one session. Knows nothing of messages.
+received (`Last-Event-ID`). Ids are looked up within one session. Where several hubs work as one,
+events are also handed over: the heir of a hub that has died continues its streams of notifications,
+and ends its responses. Knows nothing of messages.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import Protocol
 
 from dragoman.core.background import resolve
 from dragoman.core.deadlines import Deadlines
+from dragoman.core.ports import Handover, KeptEvent
 from dragoman.wire import sse
 from dragoman.wire.http import HttpRequest
 
@@ -85,9 +88,14 @@ class ReplayStream(EventStream):
     __slots__ = ("_is_primed", "buffer", "events", "first", "id", "is_finished")
 
     def __init__(
-        self, request: HttpRequest, buffer: ReplayBuffer, kind: str, is_primed: bool = False
+        self,
+        request: HttpRequest,
+        buffer: ReplayBuffer,
+        kind: str,
+        is_primed: bool = False,
     ) -> None:
-        """`is_primed`: the first event has an id and no data, so that it can be resumed at once."""
+        """`kind` is how its id begins. `is_primed`: the first event has an id and no data, so that
+        it can be resumed at once."""
         super().__init__(request)
         self.id = kind + token_hex(8)
         self.first = 1
@@ -97,6 +105,12 @@ class ReplayStream(EventStream):
         self._is_primed = is_primed
         self.buffer = buffer
         buffer.add(self)
+
+    def continue_from(self, id: str, number: int) -> None:
+        """Continues a stream that another hub has begun, after the event of that number."""
+        del self.buffer.streams[self.id]
+        self.id, self.first = id, number + 1
+        self.buffer.streams[id] = self
 
     def open(self, headers: Headers | None = None) -> None:
         super().open(headers)
@@ -108,14 +122,14 @@ class ReplayStream(EventStream):
         data = self._event(message)
         if not self.request.lost and not self.request.send(data):
             return False
-        self.buffer.keep(self, data)
+        self._keep(data)
         return True
 
     async def finish(self, answer: bytes | None) -> None:
         request, self.is_finished = self.request, True
         if answer is not None:
             data = self._event(answer)
-            self.buffer.keep(self, data)
+            self._keep(data)
             await request.write(data)
         self.buffer.drop_if_empty(self)
         request.end()
@@ -133,6 +147,14 @@ class ReplayStream(EventStream):
         self.end()
         self.request = request
 
+    def _keep(self, data: bytes) -> None:
+        buffer = self.buffer
+        if buffer.store.handover is not None:
+            number = self.first + len(self.events)
+            event = KeptEvent(number, data, self.is_finished)
+            buffer.store.handover.keep_event(buffer.owner, self.id, event)
+        buffer.keep(self, data)
+
     def _event(self, message: bytes) -> bytes:
         number = self.first + len(self.events)
         return sse.encode_event(message, name="message", id=f"{self.id}-{number}")
@@ -141,10 +163,12 @@ class ReplayStream(EventStream):
 class ReplayBuffer:
     """The replay buffer of one session (`Last-Event-ID`)."""
 
-    __slots__ = ("bytes", "count", "store", "streams", "touched")
+    __slots__ = ("bytes", "count", "owner", "store", "streams", "touched")
 
-    def __init__(self, store: ReplayStore) -> None:
+    def __init__(self, store: ReplayStore, owner: str = "") -> None:
         self.store = store
+        self.owner = owner
+        """The session, as other hubs know it."""
         self.streams: dict[str, ReplayStream] = {}
         self.bytes = 0
         self.count = 0
@@ -153,11 +177,9 @@ class ReplayBuffer:
     def find(self, last: str) -> tuple[ReplayStream, int] | None:
         """Finds the stream of an event id, and the event's number."""
         self.store.sweep()
-        id, _, number = last.rpartition("-")
-        stream = self.streams.get(id)
-        if stream is None or not (number.isascii() and number.isdigit()) or len(number) > 9:
-            return None
-        return stream, int(number)
+        parsed = parse_event_id(last)
+        stream = self.streams.get(parsed[0]) if parsed is not None else None
+        return (stream, parsed[1]) if stream is not None and parsed is not None else None
 
     def add(self, stream: ReplayStream) -> None:
         if len(self.streams) >= MAX_STREAMS:
@@ -209,10 +231,20 @@ class ReplayBuffer:
         self.store.bytes += size
 
 
+def parse_event_id(last: str) -> tuple[str, int] | None:
+    """Returns the stream of an event and its number in it."""
+    id, _, number = last.rpartition("-")
+    if not (number.isascii() and number.isdigit()) or len(number) > 9:
+        return None
+    return id, int(number)
+
+
 class ReplayStore:
     """All buffers with events, the least recently used first."""
 
-    def __init__(self) -> None:
+    def __init__(self, handover: Handover | None = None) -> None:
+        self.handover = handover
+        """Where several hubs work as one: keeps the events for the heir of this one, too."""
         self.bytes = 0
         self._buffers: OrderedDict[ReplayBuffer, None] = OrderedDict()
 

@@ -5,12 +5,15 @@ Requests come here authenticated.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import Any
 
 from dragoman.core.access import WhyEnded
 from dragoman.core.background import Work
 from dragoman.core.cluster import OwnedElsewhere
-from dragoman.core.errors import Overloaded
+from dragoman.core.errors import Overloaded, StorageFailed, WorkFailed
+from dragoman.core.ports import Handover, KeptEvent
 from dragoman.core.principal import Principal
 from dragoman.core.tool_filter import EVERYTHING, View
 from dragoman.mcp.protocol.errors import encode_error
@@ -19,14 +22,22 @@ from dragoman.mcp.server.client_state import ClientState, Push
 from dragoman.mcp.server.dispatcher import ID_IN_USE, McpServer, encode_unsupported
 from dragoman.mcp.server.header_check import HeaderCheck
 from dragoman.mcp.server.http_response import AcceptedTypes, HttpResponder, parse_accept, send_json
-from dragoman.mcp.server.http_sessions import MAX_RUNNING, MAX_STREAMS, HttpSession, HttpSessions
+from dragoman.mcp.server.http_sessions import (
+    MAX_RUNNING,
+    MAX_STREAMS,
+    HttpSession,
+    HttpSessions,
+    parse_stream_id,
+)
 from dragoman.mcp.server.replay_streams import (
     NOTIFICATIONS,
+    RESPONSE,
     STREAM_HEADERS,
     EventStream,
     Keepalive,
     ReplayStream,
     StreamKeepalive,
+    parse_event_id,
 )
 from dragoman.wire import rpc, sse
 from dragoman.wire.http import HttpRequest
@@ -35,6 +46,12 @@ from dragoman.wire.json import Malformed, decode, has_duplicate_names
 PARAMS = (*rpc.PARAMS, b'"uri"', b'"taskId"', b'"inputResponses"', b'"requestState"')
 """The parameters that must not be repeated."""
 
+INTERRUPTED = (
+    "the call was interrupted: the hub that made it has died, and whether it has taken effect is "
+    "unknown"
+)
+_STREAM = re.compile(rf"[{RESPONSE}{NOTIFICATIONS}][0-9a-f]{{8,160}}(\.[0-9a-f]{{1,32}})?")
+"""The id of a stream in a cluster."""
 UNLIMITED = frozenset(
     {"ping", "logging/setLevel", "tasks/get", "tasks/list", "tasks/update", "tasks/cancel"}
 )
@@ -42,9 +59,12 @@ UNLIMITED = frozenset(
 
 
 class StreamableHttpTransport:
-    def __init__(self, server: McpServer, key: bytes) -> None:
+    def __init__(self, server: McpServer, key: bytes, handover: Handover | None = None) -> None:
+        """`handover` has what hubs that have ended have left, where there are several."""
         self.server = server
-        self.sessions = HttpSessions(key, server.subscriptions, server.hub.cluster)
+        self._ownership = server.hub.cluster
+        self._handover = handover
+        self.sessions = HttpSessions(key, server.subscriptions, self._ownership, handover)
         self.keepalive = Keepalive()
         self._find_mismatch = HeaderCheck(server.hub).find_mismatch
         self._closed = False
@@ -161,6 +181,7 @@ class StreamableHttpTransport:
     ) -> None:
         """Answers a request that its client can cancel."""
         id = rpc.find_id(message)
+        responder.id, responder.ownership = id, self._ownership
         key, running = rpc.build_key(id), session.running
         if key in running:
             await responder.finish(rpc.encode_error(id, rpc.INVALID_REQUEST, ID_IN_USE))
@@ -195,6 +216,20 @@ class StreamableHttpTransport:
         is_resumable = session.revision.has_resumable_streams
         last = request.fields.get(b"last-event-id", b"").decode("latin-1")
         found = session.replay.find(last) if is_resumable else None
+        missed: list[KeptEvent] = []
+        if last and is_resumable and self._handover is not None:
+            parsed = parse_event_id(last)
+            if parsed is not None and _needs_handover(parsed, found, self._ownership.mark):
+                id, number = parsed
+                try:
+                    missed = await self._handover.load_events(session.replay.owner, id, number)
+                except StorageFailed as error:
+                    refuse(request, 503, f"the events cannot be read at the moment: {error}")
+                    return
+                if not id.startswith(NOTIFICATIONS):
+                    await _end_response(request, session.revision, id, number, missed)
+                    return
+                found = session.replay.find(last)  # it may have been resumed meanwhile
         if last and is_resumable and not last.startswith(NOTIFICATIONS):
             await _resume_response(request, found)
         elif len(session.streams) >= MAX_STREAMS and not (found and found[0] in session.streams):
@@ -203,20 +238,33 @@ class StreamableHttpTransport:
             request.start(200, STREAM_HEADERS)
             request.end()
         else:
-            await self._stream(session, request, found)
+            await self._stream(session, request, found, last, missed)
 
     async def _stream(
-        self, session: HttpSession, request: HttpRequest, found: tuple[ReplayStream, int] | None
+        self,
+        session: HttpSession,
+        request: HttpRequest,
+        found: tuple[ReplayStream, int] | None,
+        last: str,
+        missed: Sequence[KeptEvent],
     ) -> None:
-        """Sends notifications until the client disconnects or the session ends."""
+        """Sends notifications until the client disconnects or the session ends. `missed` are those
+        after the event `last` that another hub has left."""
         stream: EventStream
         if found is not None:
             stream, number = found
             request.start(200, STREAM_HEADERS)
+            await _send_events(request, [one for one in missed if one.number < stream.first])
             stream.resume(request, number)
         else:
-            stream = session.create_stream(request, NOTIFICATIONS)
-            stream.open()
+            stream = session.create_stream(request, NOTIFICATIONS, self._ownership)
+            parsed = parse_event_id(last) if self._handover is not None else None
+            if parsed is None or not _needs_handover(parsed, found, self._ownership.mark):
+                stream.open()
+            elif isinstance(stream, ReplayStream):
+                stream.continue_from(parsed[0], missed[-1].number if missed else parsed[1])
+                request.start(200, STREAM_HEADERS)
+                await _send_events(request, missed)
         member = StreamKeepalive(request)
         slot = self.keepalive.add(member, request.loop)
         session.streams.append(stream)
@@ -253,6 +301,40 @@ class StreamableHttpTransport:
         if session is None:
             _refuse_session(request, None)
         return session
+
+
+def _needs_handover(
+    last: tuple[str, int], found: tuple[ReplayStream, int] | None, mark: str
+) -> bool:
+    """Whether events after that one are those of a hub that has ended. A response that this hub,
+    with the id `mark`, does not keep any more may still be running."""
+    id, number = last
+    if found is None:
+        return _STREAM.fullmatch(id) is not None and parse_stream_id(id)[0] != mark
+    return number + 1 < found[0].first and id.startswith(NOTIFICATIONS)
+
+
+async def _send_events(request: HttpRequest, events: Sequence[KeptEvent]) -> None:
+    await request.write(b"".join(event.data for event in events))
+
+
+async def _end_response(
+    request: HttpRequest, revision: Revision, id: str, number: int, missed: Sequence[KeptEvent]
+) -> None:
+    """Sends the rest of a response of a hub that has ended. If it was not complete, the request has
+    failed: this is known of streams whose id names it."""
+    _, answers = parse_stream_id(id)
+    is_complete = bool(missed) and missed[-1].is_last
+    if answers is None and not is_complete:
+        await _resume_response(request, None)
+        return
+    request.start(200, STREAM_HEADERS)
+    await _send_events(request, missed)
+    if not is_complete:
+        failed = encode_error(answers, WorkFailed(INTERRUPTED), revision)
+        number = missed[-1].number if missed else number
+        await request.write(sse.encode_event(failed, name="message", id=f"{id}-{number + 1}"))
+    request.end()
 
 
 async def _resume_response(request: HttpRequest, found: tuple[ReplayStream, int] | None) -> None:

@@ -10,18 +10,46 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 from dragoman.core.background import resolve
-from dragoman.core.call import Progress, Result, Update, Updates, discard_update
+from dragoman.core.call import (
+    ABSENT,
+    NOTHING,
+    Progress,
+    Result,
+    Update,
+    Updates,
+    discard_update,
+)
 from dragoman.core.cluster import SINGLE_HUB, OwnedElsewhere, Ownership, find_mark
-from dragoman.core.errors import AuthorizationError, HubError, NotFound, Overloaded, ShuttingDown
-from dragoman.core.ports import TASK_CANCEL, TASK_READ
+from dragoman.core.errors import (
+    AuthorizationError,
+    HubError,
+    InvalidInput,
+    NotFound,
+    Overloaded,
+    ShuttingDown,
+    WorkFailed,
+)
+from dragoman.core.ports import TASK_CANCEL, TASK_READ, Handover, TaskChange
 from dragoman.core.task_registry import TaskLimits, TaskRegistry, VolatileTaskStore, task_not_found
-from dragoman.core.tasks import CANCELLED, COMPLETED, INPUT_REQUIRED, WORKING, Task, TaskRecord
+from dragoman.core.tasks import (
+    CANCELLED,
+    COMPLETED,
+    ENDS,
+    FAILED,
+    INPUT_REQUIRED,
+    WORKING,
+    Outcome,
+    Task,
+    TaskRecord,
+    render_error,
+)
 from dragoman.mcp.protocol.errors import (
     MISSING_CAPABILITY,
     adapt_error,
@@ -50,6 +78,11 @@ MAX_TTL_MS = 10**12
 MAX_WAITING = 32
 """Requests that wait for the end of one task; with one more the oldest is answered: up to
 2025-11-25 a client that disconnects has not cancelled, and may ask again."""
+INTERRUPTED = (
+    "it was interrupted: the hub that made the call has ended, and whether it has taken effect is "
+    "unknown"
+)
+NOT_KEPT = "it has completed, and its result was lost with its hub: it was too large to be kept"
 RETRY_SECONDS = 1.0
 """How long to wait before a notification is sent again to a client that did not read it."""
 
@@ -68,6 +101,7 @@ class ToolTaskRecord(TaskRecord):
         self, tool: str, show: Show, features: Mapping[str, Any], updates: Updates = discard_update
     ) -> None:
         super().__init__()
+        self.header = {"tool": tool}
         self.tool = tool
         """The name that the client called."""
         self.show = show
@@ -80,6 +114,17 @@ class ToolTaskRecord(TaskRecord):
         is_news = super().take_update(task, update)
         self.updates(update)
         return is_news
+
+    def take_result(self, task: Task[Any], result: Result) -> str:
+        kept = {"content": result.content, "failed": result.failed, "extra": result.extra}
+        if result.structured is not ABSENT:
+            kept["structured"] = result.structured
+        self.header = {"tool": self.tool, "result": kept}
+        return super().take_result(task, result)
+
+    def take_error(self, task: Task[Any], error: BaseException) -> str:
+        self.header = {"tool": self.tool, "error": render_error(error)}
+        return super().take_error(task, error)
 
 
 ToolTask: TypeAlias = Task[ToolTaskRecord]
@@ -94,15 +139,33 @@ def declares_tasks(capabilities: Any) -> bool:
     return isinstance(extensions, dict) and isinstance(extensions.get(TASKS), dict)
 
 
+class HandedTaskStore(VolatileTaskStore):
+    """Leaves the tasks to the heir of this hub, where there are several."""
+
+    def __init__(self, handover: Handover) -> None:
+        self._handover = handover
+
+    def save(self, changes: Sequence[TaskChange]) -> list[tuple[int, int]]:
+        for change in changes:
+            self._handover.keep_task(change)
+        return super().save(changes)
+
+
 def build_task_registry(
-    count: int = 100, count_per_owner: int = 100, ttl: float = 7_200.0
+    count: int = 100,
+    count_per_owner: int = 100,
+    ttl: float = 7_200.0,
+    handover: Handover | None = None,
 ) -> ToolTaskRegistry:
     """Tasks that end with the hub."""
     # Only the ttl ends them, not the time without an answer.
     limits = TaskLimits(count, count_per_owner, owner_share=1.0, ttl=ttl, idle_seconds=math.inf)
-    return TaskRegistry(VolatileTaskStore(), limits)
+    store = HandedTaskStore(handover) if handover is not None else VolatileTaskStore()
+    return TaskRegistry(store, limits)
 
 
+FindShow = Callable[[ClientState, str], Show]
+"""Finds what renders results of the tool that a client calls by that name."""
 Permits = Callable[[ClientState, str, str], bool]
 """Whether policies permit the client the action on its own task of the tool of that name."""
 
@@ -136,8 +199,15 @@ class McpTasks:
         question_seconds: float,
         permits: Permits,
         ownership: Ownership = SINGLE_HUB,
+        handover: Handover | None = None,
+        find_show: FindShow | None = None,
     ) -> None:
+        """`handover` has the tasks of hubs that have ended, and `find_show` what renders their
+        results, where there are several hubs."""
         self._tasks = tasks
+        self._handover, self._find_show = handover, find_show
+        if handover is not None:
+            tasks.on_remove(self._drop_kept)
         self.ownership = ownership
         self.elsewhere: TasksElsewhere | None = None
         """The tasks of other hubs; None for a single hub."""
@@ -174,6 +244,7 @@ class McpTasks:
             task.cancel(*error.args)
             raise
         if kept:
+            await self._wait_until_kept(task)
             task.record.updates = discard_update
             return {**shape_members(_render_modern(task), revision), "resultType": "task"}
         if task.error is not None:
@@ -183,7 +254,7 @@ class McpTasks:
             raise ShuttingDown("the call was stopped: the hub is shutting down")
         return result
 
-    def start_requested(self, request: McpRequest, task: ToolTask) -> bytes:
+    async def start_requested(self, request: McpRequest, task: ToolTask) -> bytes:
         """2025-11-25: starts a call that the client requests as a task."""
         id, params, client = request.id, request.params, request.client
         wanted = params.get("task")
@@ -211,12 +282,19 @@ class McpTasks:
         task.watch(notify)
         created = _render_legacy(task)
         task.start()
+        await self._wait_until_kept(task)
         return rpc.encode_result(id, {"task": created})
+
+    async def _wait_until_kept(self, task: ToolTask) -> None:
+        """Before a client hears of a state, the heir of this hub can know it."""
+        if self._handover is not None:
+            self._tasks.flush(task)
+            await self._handover.wait_for_task(task.id)
 
     # --- tasks/... -----------------------------------------------------------------------------
 
     def handle(
-        self, request: McpRequest, features: Mapping[str, Any]
+        self, request: McpRequest, features: Mapping[str, Any], is_restored: bool = False
     ) -> bytes | Coroutine[Any, Any, bytes]:
         """Handles `tasks/...`. `features` are the capabilities that the client declared."""
         id, method, params, client = request.id, request.method, request.params, request.client
@@ -228,15 +306,13 @@ class McpTasks:
         try:
             task = self.find_task(client, params.get("taskId"))
         except HubError as error:
-            return encode_error(id, error, revision)
+            return self._handle_missing(request, features, error, is_restored)
         if method == "tasks/result":
             return self._result(request, task)
         if method == "tasks/get":
-            if revision.has_task_requests:
-                return rpc.encode_result(id, _render_legacy(task))
-            return rpc.encode_result(
-                id, shape_members(render_detailed(task, revision, features), revision)
-            )
+            if task.finished and self._handover is not None:
+                return self._get_kept(request, features, task)
+            return _encode_task(request, features, task)
         if method == "tasks/update":
             responses = {"inputResponses": params.get("inputResponses")}
             parsed = client_questions.parse_answers(responses)
@@ -252,6 +328,66 @@ class McpTasks:
         elif revision.has_task_requests:
             return rpc.encode_result(id, _render_legacy(task))
         return rpc.encode_result(id, shape_members({}, revision))
+
+    # --- tasks of hubs that have ended -----------------------------------------------------------
+
+    def _is_left(self, id: Any) -> bool:
+        return (
+            self._handover is not None
+            and isinstance(id, str)
+            and find_mark(id) != self.ownership.mark
+        )
+
+    def _handle_missing(
+        self, request: McpRequest, features: Mapping[str, Any], error: HubError, is_restored: bool
+    ) -> bytes | Coroutine[Any, Any, bytes]:
+        if not is_restored and self._is_left(request.params.get("taskId")):
+            return self._handle_left(request, features)
+        return encode_error(request.id, error, request.revision)
+
+    async def _handle_left(self, request: McpRequest, features: Mapping[str, Any]) -> bytes:
+        try:
+            await self._restore(request.client, request.params["taskId"])
+        except HubError as error:
+            return encode_error(request.id, error, request.revision)
+        answer = self.handle(request, features, is_restored=True)
+        return answer if isinstance(answer, bytes) else await answer
+
+    async def _get_kept(
+        self, request: McpRequest, features: Mapping[str, Any], task: ToolTask
+    ) -> bytes:
+        await self._wait_until_kept(task)
+        return _encode_task(request, features, task)
+
+    async def _restore(self, client: ClientState, id: str) -> None:
+        """Takes over a task: one that has not ended has failed with its hub."""
+        assert self._handover is not None and self._find_show is not None
+        kept = await self._handover.load_task(client.principal, id)
+        tool = kept.about.get("tool") if kept is not None else None
+        if kept is None or not isinstance(tool, str):
+            raise task_not_found(id)
+        record = ToolTaskRecord(tool, self._find_show(client, tool), NOTHING)
+        task: ToolTask = Task(client.principal, _never_run, record, id, kept.state)
+        task.created, task.updated = kept.created, kept.updated
+        task.finished, record.header = True, dict(kept.about)
+        result = kept.about.get("result")
+        if kept.state not in ENDS:
+            task.state, task.error = FAILED, WorkFailed(INTERRUPTED)
+        elif kept.state == COMPLETED and isinstance(result, dict):
+            task.result = Result(**result)
+        elif kept.state == COMPLETED:
+            task.state, task.error = FAILED, WorkFailed(NOT_KEPT)
+        elif kept.state == FAILED:
+            task.error = WorkFailed(str(kept.about.get("error", "")))
+        if task.error is not None:
+            task.message = str(task.error)
+        with suppress(InvalidInput):  # another request has restored it
+            self._tasks.insert(task)
+
+    def _drop_kept(self, task: ToolTask) -> None:
+        """Not the tasks that belong to another hub by now."""
+        if self._handover is not None and find_mark(task.id) == self.ownership.mark:
+            self._handover.drop_task(task.id)
 
     def find_task(self, client: ClientState, id: Any) -> ToolTask:
         try:
@@ -299,6 +435,7 @@ class McpTasks:
             elif not await self._wait_for_change(task):
                 many = Overloaded(f"{MAX_WAITING} newer requests wait for the end of this task")
                 return encode_error(id, many, revision)
+        await self._wait_until_kept(task)
         member, value = render_outcome(task, revision)
         if member == "error":
             return rpc.encode_error(id, value["code"], value["message"], value.get("data"))
@@ -369,6 +506,10 @@ class McpTasks:
         if elsewhere and self.elsewhere is not None and not client.is_of_another_hub:
             followed = await self.elsewhere.follow_tasks(elsewhere, id, params, client)
         return TaskSubscription(found, notify, followed, push)
+
+
+async def _never_run(*_: Any) -> Outcome:
+    raise AssertionError("the call of a task that has ended")
 
 
 class TaskSubscription:
@@ -510,6 +651,14 @@ def render_detailed(
         members["status"] = "completed" if member == "result" else "failed"
         members[member] = value
     return members
+
+
+def _encode_task(request: McpRequest, features: Mapping[str, Any], task: ToolTask) -> bytes:
+    revision = request.revision
+    if revision.has_task_requests:
+        return rpc.encode_result(request.id, _render_legacy(task))
+    detailed = render_detailed(task, revision, features)
+    return rpc.encode_result(request.id, shape_members(detailed, revision))
 
 
 def _render_legacy(task: ToolTask) -> dict[str, Any]:
