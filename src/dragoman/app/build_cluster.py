@@ -89,6 +89,7 @@ class ClusterParts:
     _listener: HttpListener | None = None
     _internal: InternalApp | None = None
     _forwarding: list[ForwardingApp] = field(default_factory=list)
+    _placed: PlacedServers | None = None
 
     def open_placed(self, url: str) -> HttpClient | None:
         """Returns the client for a server that another hub runs; None for other addresses."""
@@ -114,6 +115,7 @@ class ClusterParts:
         of this hub if others have declared it dead."""
         self.hubs.on_inherit.append(inherit)
         self.hubs.on_lost.append(begin_anew)
+        self._placed = placed
         self._internal = InternalApp(app, self.hubs, self._secret, {PREFIX: placed.serve})
         if self._listen.startswith("/"):
             sock, address = unix_socket(self._listen), self._listen
@@ -170,6 +172,8 @@ class ClusterParts:
         """Takes no more requests of other hubs, which wait for the heir of this one."""
         if self._internal is not None:
             self._internal.close()
+        if self._placed is not None:
+            self._placed.close()
         for app in self._forwarding:
             app.close()
         await self.hubs.set_state(DRAINING)
