@@ -313,10 +313,11 @@ class App:
         parts.state.drain()
         if parts.cluster is not None:
             await self._leave_balancer()
+        self._loops.cancel()  # also what would move the servers of this hub, whose calls finish
+        if parts.cluster is not None:
             await parts.cluster.begin_stop()
         else:
             parts.workflows.begin_stop()
-        self._loops.cancel()
         self.access.close()
         for server in self._servers:
             server.close()

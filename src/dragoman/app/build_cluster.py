@@ -116,6 +116,7 @@ class ClusterParts:
     _listener: HttpListener | None = None
     _internal: InternalApp | None = None
     _forwarding: list[ForwardingApp] = field(default_factory=list)
+    _placed: PlacedServers | None = None
 
     def open_placed(self, url: str) -> HttpClient | None:
         """Returns the client for a server that another hub runs; None for other addresses."""
@@ -149,6 +150,7 @@ class ClusterParts:
         of this hub if others have declared it dead. `find_state` tells other hubs of this one."""
         self.hubs.on_inherit.append(inherit)
         self.hubs.on_lost.append(begin_anew)
+        self._placed = placed
         mounts: dict[str, Serve] = {
             PREFIX: placed.serve,
             REPORT: partial(self._reports.serve, find_state),
@@ -206,6 +208,8 @@ class ClusterParts:
         """Takes no more requests of other hubs, which wait for the heir of this one."""
         if self._internal is not None:
             self._internal.close()
+        if self._placed is not None:
+            self._placed.close()
         for app in self._forwarding:
             app.close()
         if self._listener is not None:  # or it has not joined

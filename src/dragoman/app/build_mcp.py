@@ -20,6 +20,7 @@ from dragoman.core.tool_filter import View
 from dragoman.guards.validate import compile_schema
 from dragoman.mcp.client.connector import Connector
 from dragoman.mcp.client.limits import UpstreamLimits
+from dragoman.mcp.client.placed_upstream import PlacedUpstream
 from dragoman.mcp.client.upstream import Upstream
 from dragoman.mcp.client.upstream_manager import UpstreamManager
 from dragoman.mcp.config import ServerEntry
@@ -114,7 +115,8 @@ def build_upstreams(
         return [one.name for one in live.config.mcp_servers if one.placement == "one"]
 
     def build_upstream(entry: ServerEntry) -> Upstream:
-        return Upstream(
+        build = Upstream if cluster is None or entry.placement != "one" else PlacedUpstream
+        return build(
             entry,
             connector,
             catalogs.offered,

@@ -110,7 +110,9 @@ class PlacedServers:
         """Serves a request of another hub."""
         name = unquote(request.path.removeprefix(PREFIX))
         upstream = self._upstreams.find(name)
-        if upstream is None or not isinstance(upstream.entry.transport, StdioTransport):
+        is_here = upstream is not None and isinstance(upstream.entry.transport, StdioTransport)
+        # One that was not connected yet would seem to offer nothing.
+        if upstream is None or not is_here or upstream.connection.restarts < 0:
             said = f'server "{name[:64]}" does not run at this hub'
             request.reply(503, JSON_HEADERS, encode({"error": {"message": said}}))
             return None

@@ -75,6 +75,9 @@ ASKS = "it asks questions"
 
 
 class Upstream:
+    withdraws = True
+    """Whether it withdraws what it offers when it stops."""
+
     def __init__(
         self,
         entry: ServerEntry,
@@ -137,7 +140,8 @@ class Upstream:
 
     async def stop(self) -> None:
         """Withdraws what it offers at once; the server itself may take a while to end."""
-        self.catalog.withdraw()
+        if self.withdraws:
+            self.catalog.withdraw()
         self.subscriptions.close()
         self._background.cancel()
         self.connection.mark_stopped()

@@ -19,6 +19,7 @@ from dragoman.core.tool import PROMPT, TOOL, Tool
 from dragoman.core.tool_identity import fold_server_name
 from dragoman.core.urls import render_arguments, render_url
 from dragoman.mcp.client.catalog_sync import KINDS, WAIT_SECONDS
+from dragoman.mcp.client.placed_upstream import PlacedUpstream
 from dragoman.mcp.client.upstream import Upstream
 from dragoman.mcp.config import ANSWER_SECONDS, ServerEntry, StdioTransport, parse_headers
 
@@ -67,12 +68,22 @@ class UpstreamManager:
             if not _is_unchanged(wanted.get(name), upstream.entry)
         ]
         self._entries = list(entries)
+        moved = [
+            upstream
+            for upstream in changed
+            if isinstance(upstream, PlacedUpstream)
+            and _is_moved(wanted.get(upstream.name), upstream.entry)
+        ]
+        for one in moved:
+            one.begin_move()
         for upstream in changed:
             del self._running[upstream.name]
         ending = {upstream.name for upstream in changed}
         self._start(entry for name, entry in wanted.items() if name not in ending)
         await _stop_all(changed)
         self._start(wanted.values())
+        for one in moved:
+            one.end_move(self._running[one.name])
 
     async def restart(self, name: str) -> bool:
         """Stops the server and connects to it again; False if no such server is enabled."""
@@ -281,6 +292,13 @@ async def _stop_all(upstreams: Iterable[Upstream]) -> None:
 def _is_unchanged(new: ServerEntry | None, old: ServerEntry) -> bool:
     """Whether a running server can go on. Its tags concern views alone."""
     return new is not None and msgspec.structs.replace(new, tags=old.tags) == old
+
+
+def _is_moved(new: ServerEntry | None, old: ServerEntry) -> bool:
+    """Whether the same server runs at another place now."""
+    return new is not None and _is_unchanged(
+        msgspec.structs.replace(new, transport=old.transport, era=old.era), old
+    )
 
 
 def _describe_entry(entry: ServerEntry) -> dict[str, Any]:
