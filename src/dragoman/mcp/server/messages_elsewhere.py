@@ -177,8 +177,11 @@ class MessagesElsewhere:
     async def list_tasks(self, client: ClientState) -> list[dict[str, Any]]:
         """Lists the tasks of the client's principal at the other hubs that respond in time."""
         message = {"jsonrpc": "2.0", "id": 1, "method": "tasks/list", "params": {}}
-        body = _encode_client(client, None, {}) | {"message": message}
         found: list[dict[str, Any]] = []
+        try:
+            body = _encode_client(client, None, {}) | {"message": message}
+        except Unreachable:
+            return found
         for frames in await self._owners.ask_others(PART, client.principal, encode(body)):
             for frame in frames:
                 if frame[:1] == _RESULT:
@@ -209,9 +212,9 @@ class MessagesElsewhere:
     ) -> FollowedTasks | None:
         wanted = {"_meta": params["_meta"], "notifications": {"taskIds": tasks}}
         message = {"jsonrpc": "2.0", "id": id, "method": "subscriptions/listen", "params": wanted}
-        body = {**_encode_client(client, None, {}), "pushes": True, "message": message}
         frames: AsyncIterator[bytes] | None = None
         try:
+            body = {**_encode_client(client, None, {}), "pushes": True, "message": message}
             async with asyncio.timeout(FOLLOW_SECONDS):
                 frames = await self._owners.open(
                     owner, PART, client.principal, encode(body), is_charged=True
