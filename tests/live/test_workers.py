@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sqlite3
 from collections.abc import Callable
@@ -16,6 +17,8 @@ from tests.live.module_hub import until
 from tests.peers import wire
 from tests.peers.forked import run_forked
 from tests.peers.process import server_entry
+
+from dragoman.stores.audit.verify import verify
 
 CONFIG = '[server]\nworkers = 2\n[store]\nurl = "{}"\n[cluster]\nlease_secs = 3\n'
 
@@ -49,6 +52,7 @@ def test_two_workers_share_a_port_and_a_dead_one_is_replaced(
     answer = sessions[0].request("tools/list", timeout=20)
     assert "result" in answer, answer
     check_audit(running)
+    check_backup(running)
     assert running.stop() == 0
     running.checks = False  # each worker has an audit log of its own
     check_audit(running)
@@ -71,6 +75,20 @@ def check_audit(hub: RunningHub) -> None:
     found = json.loads(hub.command("doctor", "--json").stdout)["checks"]
     said = [one["said"] for one in found if one["check"] == "audit"]
     assert len(said) == 2 and all("entries verified" in one for one in said), said
+
+
+def check_backup(hub: RunningHub) -> None:
+    """A backup of a running hub has the audit log of each worker, and none of their links."""
+    file, home = hub.home / "copy.tar.gz", hub.home.with_name(f"{hub.home.name}-restored")
+    assert hub.command("backup", str(file)).returncode == 0
+    command = [*DRAGOMAN, "restore", str(file), "--yes", "--home", str(home)]
+    done = run_forked(command, 30, text=True)
+    file.unlink()
+    assert done.returncode == 0, done
+    for number in "01":
+        worker = home / "workers" / number
+        assert verify(worker).ok and not (worker / "config.toml").exists()
+    shutil.rmtree(home)
 
 
 def list_replaced(hub: RunningHub, before: dict[str, str]) -> dict[str, str] | None:
