@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sqlite3
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from tests.peers.forked import run_forked
 from tests.peers.process import server_entry, wait_until_gone
 
 from dragoman.home import read_daemon
+from dragoman.stores.audit.verify import verify
 
 CONFIG = '[server]\nworkers = 2\n[store]\nurl = "{}"\n[cluster]\nlease_secs = 3\n'
 
@@ -52,6 +54,7 @@ def test_two_workers_share_a_port_and_a_dead_one_is_replaced(
     answer = sessions[0].request("tools/list", timeout=20)
     assert "result" in answer, answer
     check_audit(running)
+    check_backup(running)
     left = list_pids(running)
     record = read_daemon(str(running.home))
     assert record is not None and record.stop_secs == 20.5
@@ -89,6 +92,20 @@ def list_pids(hub: RunningHub) -> list[int]:
     """The processes of the ready workers."""
     nodes = until(lambda: list_replaced(hub, {}), 60) or {}
     return [int(one.rpartition(":")[2]) for one in nodes.values()]
+
+
+def check_backup(hub: RunningHub) -> None:
+    """A backup of a running hub has the audit log of each worker, and none of their links."""
+    file, home = hub.home / "copy.tar.gz", hub.home.with_name(f"{hub.home.name}-restored")
+    assert hub.command("backup", str(file)).returncode == 0
+    command = [*DRAGOMAN, "restore", str(file), "--yes", "--home", str(home)]
+    done = run_forked(command, 30, text=True)
+    file.unlink()
+    assert done.returncode == 0, done
+    for number in "01":
+        worker = home / "workers" / number
+        assert verify(worker).ok and not (worker / "config.toml").exists()
+    shutil.rmtree(home)
 
 
 def list_replaced(hub: RunningHub, before: dict[str, str]) -> dict[str, str] | None:

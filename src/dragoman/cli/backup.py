@@ -14,7 +14,7 @@ from dragoman.cli.base.errors import NO_HUB, USAGE, fail, say
 from dragoman.cli.base.hub_client import resolve_home
 from dragoman.cli.base.output import clean, common_options, find_user_name, print_json
 from dragoman.cli.base.prompt import confirm, yes_option
-from dragoman.config import Config, StdioTransport, load, parse_headers
+from dragoman.config import Config, StdioTransport, holds_secrets, load, parse_headers
 from dragoman.core.urls import render_arguments
 
 FILE = click.Path(dir_okay=False, path_type=Path)
@@ -70,6 +70,8 @@ def _find_secret(config: Config) -> str:
     """Describes the first secret in the configuration; empty if there is none."""
     if config.api_key is not None:
         return "api_key"
+    if holds_secrets(config):
+        return "the secret of [cluster] or a password of [store] url or [redis] url"
     for server in config.mcp_servers:
         transport = server.transport
         if isinstance(transport, StdioTransport):

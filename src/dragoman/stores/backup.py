@@ -27,9 +27,16 @@ from dragoman.core.errors import ConfigError, HubError, InvalidInput
 from dragoman.stores import pins, registry
 from dragoman.stores.audit import chain, journal
 from dragoman.stores.audit.log import SqliteAuditLog
+from dragoman.stores.audit.shared_keys import CHAIN
 from dragoman.stores.audit.verify import verify
 from dragoman.stores.sqlite import connect, find_damage
-from dragoman.stores.store_inventory import AS_RECORDED, FILES, RECORD_FILE, survey_stores
+from dragoman.stores.store_inventory import (
+    AS_RECORDED,
+    FILES,
+    KEY_FILE,
+    RECORD_FILE,
+    survey_stores,
+)
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -38,7 +45,10 @@ BUSY_SECONDS = 10.0
 CHECK_SECONDS = 60.0
 MAX_MANIFEST = 16 * 1024 * 1024
 PIECE = 1024 * 1024
-PASSING = ("run", "lock", "daemon.json", "children.json", "servers", "programs", "cache")
+WORKERS = "workers"
+"""The folder with the private directories of `[server] workers`; of each the audit log is copied,
+since the rest are links to the home."""
+PASSING = ("run", "lock", "daemon.json", "children.json", "servers", "programs", "cache", WORKERS)
 """Files of a running hub, the private homes of servers and programs, and their shared cache."""
 WITHOUT_SECRETS = (pins.DATABASE, registry.DATABASE)
 """The databases without secrets; their copies belong to a new home."""
@@ -153,7 +163,20 @@ def _copy_home(
             with contextlib.suppress(FileNotFoundError):
                 _copy_file(home / beside, copied / beside)
         _copy_database(home / chain.DATABASE, copied / chain.DATABASE)
+        for worker in _list_workers(home):
+            _copy_worker(worker, copied / WORKERS / worker.name)
     return found.left_out
+
+
+def _list_workers(home: Path) -> list[Path]:
+    return sorted(one for one in (home / WORKERS).glob("*") if one.is_dir())
+
+
+def _copy_worker(place: Path, copied: Path) -> None:
+    for name in (RECORD_FILE, KEY_FILE, chain.KEY, CHAIN, chain.HEAD, journal.JOURNAL):
+        with contextlib.suppress(FileNotFoundError):
+            _copy_file(place / name, copied / name)
+    _copy_database(place / chain.DATABASE, copied / chain.DATABASE)
 
 
 def _is_public(name: Path, policies: str | None) -> bool:
@@ -297,14 +320,15 @@ def _find_problem(copied: Path, policies: Path, secrets: bool) -> str:
         return str(error)
     if losses:
         return "; ".join(f"{loss.file.name} {loss.how}" for loss in losses)
-    if (copied / chain.DATABASE).exists():
-        verdict = verify(copied)
-        if not verdict.ok:
+    for place in (copied, *_list_workers(copied)):
+        if (place / chain.DATABASE).exists() and not (verdict := verify(place)).ok:
             return f"its audit log is broken: {verdict.problem}"
     return ""
 
 
 def _record_restore(place: Path, manifest: BackupManifest, by: str) -> None:
+    for worker in _list_workers(place):
+        _record_restore(worker, manifest, by)
     if not (place / chain.DATABASE).exists():
         return
     audit = SqliteAuditLog(place)
