@@ -127,6 +127,27 @@ async def test_an_outage_loses_nothing_and_bad_rows_block_nothing(
         assert await until(lambda: one.load_events("s", "p1", 1)) == [event(3)]
 
 
+async def test_a_database_that_does_not_answer_holds_up_nothing_for_long(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handover, "LOAD_SECONDS", 0.2)
+    monkeypatch.setattr(handover, "WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(handover, "CLOSE_SECONDS", 0.1)
+    async with run(postgres_url) as one:
+
+        async def hang(*_: Any) -> Any:
+            await asyncio.Event().wait()
+
+        for lane in (one._reader, one._writer):
+            monkeypatch.setattr(lane, "run", hang)
+        one.keep_task(change("t", "working", tool="x"))
+        async with asyncio.timeout(3):
+            loads = [one.load_events("s", "p1", 0) for _ in range(5)]
+            found = await asyncio.gather(*loads, return_exceptions=True)
+            assert {type(each) for each in found} == {StorageFailed}
+            await one.wait_for_task("t")
+
+
 async def test_old_rows_are_deleted(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handover, "PRUNE_SECONDS", 0.05)
     async with run(postgres_url) as one:

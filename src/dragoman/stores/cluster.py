@@ -197,7 +197,7 @@ class PostgresCluster:
         self._sending: asyncio.Task[None] | None = None
         self._changed: asyncio.Future[None] | None = None
         self._settling: dict[str, asyncio.Task[None]] = {}
-        """The takeovers that are under way, by the id of the hub that has ended."""
+        """The running takeovers, by the id of the hub that has ended."""
         self.on_inherit: list[Callable[[str], Awaitable[None]]] = []
         """Called with the id of each hub that this one becomes the heir of, and again if that has
         failed, or an heir before this one may not have come to its end."""

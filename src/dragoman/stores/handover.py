@@ -20,7 +20,7 @@ from dragoman.core.background import Background, resolve
 from dragoman.core.errors import StorageFailed
 from dragoman.core.ports import KeptEvent, KeptTask, TaskChange
 from dragoman.core.principal import Principal
-from dragoman.stores.postgres_async import AsyncLane
+from dragoman.stores.postgres_async import AsyncLane, Row
 from dragoman.stores.tasks import encode_safely
 
 log = logging.getLogger(__name__)
@@ -64,6 +64,7 @@ RETRY_SECONDS = 0.5
 PRUNE_SECONDS = 30.0
 WAIT_SECONDS = 1.0
 """How long the response about a task waits for the database."""
+LOAD_SECONDS = 1.5
 CLOSE_SECONDS = 2.0
 
 _EVENTS = """
@@ -183,13 +184,11 @@ class PostgresHandover:
     # --- loading -------------------------------------------------------------------------------
 
     async def load_events(self, owner: str, stream: str, after: int) -> list[KeptEvent]:
-        async with self._reading:
-            rows = await self._reader.run(_LOAD_EVENTS, (stream, owner, after, MAX_LOADED))
+        rows = await self._load(_LOAD_EVENTS, (stream, owner, after, MAX_LOADED))
         return [KeptEvent(*row) for row in rows]
 
     async def load_task(self, owner: Principal, id: str) -> KeptTask | None:
-        async with self._reading:
-            rows = await self._reader.run(_LOAD_TASK, (id, _render_owner(owner)))
+        rows = await self._load(_LOAD_TASK, (id, _render_owner(owner)))
         for state, created, updated, about in rows:
             try:
                 return KeptTask(state, created, updated, msgspec.json.decode(about, type=dict))
@@ -197,10 +196,17 @@ class PostgresHandover:
                 log.error("a task that another hub has left is damaged")
         return None
 
+    async def _load(self, statement: str, values: tuple[Any, ...]) -> list[Row]:
+        try:
+            async with asyncio.timeout(LOAD_SECONDS), self._reading:
+                return await self._reader.run(statement, values)
+        except TimeoutError:
+            raise StorageFailed("PostgreSQL: it did not answer in time") from None
+
     # --- writing -------------------------------------------------------------------------------
 
     async def _keep_writing(self) -> None:
-        pruned = 0.0
+        pruned, is_away = 0.0, False
         while not self._is_closing or self._events or self._tasks:
             if not (self._events or self._tasks):
                 try:
@@ -215,8 +221,11 @@ class PostgresHandover:
                     pruned = time.monotonic()
                     await self._writer.run(_PRUNE.format("events"), (EVENT_SECONDS,))
                     await self._writer.run(_PRUNE.format("tasks"), (TASK_SECONDS,))
+                is_away = False
             except StorageFailed as error:
-                log.warning("what the heir of this hub may need is not stored yet: %s", error)
+                if not is_away:
+                    log.warning("what the heir of this hub may need is not stored yet: %s", error)
+                is_away = True
                 await asyncio.sleep(RETRY_SECONDS)
             if not self._is_closing:
                 await asyncio.sleep(PAUSE_SECONDS)
