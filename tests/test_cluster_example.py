@@ -120,7 +120,8 @@ def test_probes_ask_the_hub_and_its_end_has_time(
     assert {probe["port"] for probe in probes.values()} == {"http"}
     assert probes["readiness"]["path"] == "/readyz" and probes["liveness"]["path"] == "/healthz"
     text = RESOURCES["ConfigMap", "dragoman"]["data"]["config.toml"]
-    config = load_config(tmp_path, text, {}, monkeypatch)
+    advertise = {"DRAGOMAN_CLUSTER__ADVERTISE": "10.1.2.3:50052"}
+    config = load_config(tmp_path, text, advertise, monkeypatch)
     readiness = HUB["readinessProbe"]
     notice = (
         readiness["periodSeconds"] * readiness["failureThreshold"] + readiness["timeoutSeconds"]
