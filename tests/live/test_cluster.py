@@ -48,7 +48,7 @@ from tests.peers import wire
 from tests.peers.browser import HTTP
 from tests.peers.oidc_provider import SECRET as OIDC_SECRET
 from tests.peers.oidc_provider import OidcProvider, run_oidc_provider
-from tests.peers.process import read_log, run_client, server_entry
+from tests.peers.process import alive, read_log, run_client, server_entry
 from tests.peers.sdk_client import conversation
 
 from mcp import Client as SdkClient
@@ -439,7 +439,8 @@ def test_a_server_with_one_place_runs_at_one_hub_and_serves_all(
         answer = hub.call("mcp_only_add", {"a": number, "b": 2})
         assert answer["result"].get("structuredContent") == {"sum": number + 2}, answer
     begun = [one for one in read_log(gates / "only.log") if one.get("event") == "start"]
-    assert len(begun) == 1, begun
+    # A slow start is repeated with the other era.
+    assert len([one for one in begun if alive(one["pid"])]) == 1, begun
 
 
 def test_a_hub_that_is_too_old_for_the_tables_does_not_start(cluster: Cluster) -> None:

@@ -115,8 +115,8 @@ class ClusterParts:
     """What this hub leaves to its heir."""
     _listener: HttpListener | None = None
     _internal: InternalApp | None = None
-    _forwarding: list[ForwardingApp] = field(default_factory=list)
-    _placed: PlacedServers | None = None
+    _closing: list[Callable[[], None]] = field(default_factory=list)
+    """Has parts leave requests to the heir of this hub."""
 
     def open_placed(self, url: str) -> HttpClient | None:
         """Returns the client for a server that another hub runs; None for other addresses."""
@@ -131,7 +131,7 @@ class ClusterParts:
 
     def wrap(self, app: Application, identify: Identify) -> ForwardingApp:
         wrapped = ForwardingApp(app, self.hubs, self._clients.open, identify)
-        self._forwarding.append(wrapped)
+        self._closing.append(wrapped.close)
         return wrapped
 
     async def start(
@@ -150,7 +150,7 @@ class ClusterParts:
         of this hub if others have declared it dead. `find_state` tells other hubs of this one."""
         self.hubs.on_inherit.append(inherit)
         self.hubs.on_lost.append(begin_anew)
-        self._placed = placed
+        self._closing.append(placed.close)
         mounts: dict[str, Serve] = {
             PREFIX: placed.serve,
             REPORT: partial(self._reports.serve, find_state),
@@ -208,10 +208,8 @@ class ClusterParts:
         """Takes no more requests of other hubs, which wait for the heir of this one."""
         if self._internal is not None:
             self._internal.close()
-        if self._placed is not None:
-            self._placed.close()
-        for app in self._forwarding:
-            app.close()
+        for close in self._closing:
+            close()
         if self._listener is not None:  # or it has not joined
             await self.hubs.set_state(DRAINING)
 
