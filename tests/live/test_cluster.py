@@ -439,7 +439,7 @@ def test_a_server_with_one_place_runs_at_one_hub_and_serves_all(
         answer = hub.call("mcp_only_add", {"a": number, "b": 2})
         assert answer["result"].get("structuredContent") == {"sum": number + 2}, answer
     begun = [one for one in read_log(gates / "only.log") if one.get("event") == "start"]
-    # A slow start is repeated with the other era.
+    # A slow start is repeated.
     assert len([one for one in begun if alive(one["pid"])]) == 1, begun
 
 

@@ -62,6 +62,9 @@ class Placement:
     def _place(self, entry: ServerEntry) -> ServerEntry:
         is_one = entry.placement == "one" and isinstance(entry.transport, StdioTransport)
         name = build_lease_name(entry.name)
+        if is_one and entry.interactive is None:
+            # A client with a session of its own would have a process of its own.
+            entry = replace_struct(entry, interactive=False)
         if not is_one or not entry.enabled or self.leases.holds(name):
             return entry
         url = f"{BASE}{quote(entry.name, safe='')}?hub={self.leases.find_holder(name)}"

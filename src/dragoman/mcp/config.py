@@ -163,7 +163,8 @@ class ServerEntry(Struct, frozen=True, kw_only=True):
         Literal["each", "one"],
         Meta(
             description="Where a stdio server runs if there are several hubs: at each of them, or "
-            "at one, through which the others use it."
+            "at one, through which the others use it. All clients share that one process, and none "
+            "is asked, unless interactive = true."
         ),
     ] = "each"
     era: Annotated[
