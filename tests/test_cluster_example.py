@@ -136,13 +136,15 @@ def test_hub_of_a_pod_loads_its_configuration(
     variables = {one["name"]: one.get("value", "") for one in HUB["env"]}
     fixed = {name: value for name, value in variables.items() if value}
     text = RESOURCES["ConfigMap", "dragoman"]["data"]["config.toml"]
+    advertise = fixed["DRAGOMAN_CLUSTER__ADVERTISE"]
+    fixed["DRAGOMAN_CLUSTER__ADVERTISE"] = advertise.replace("$(POD_IP)", "10.1.2.3")
     config = load_config(tmp_path, text, fixed, monkeypatch)
     assert_joins_a_cluster(config, set(variables))
     assert config.api_key == "env:DRAGOMAN_KEY" and "DRAGOMAN_KEY" in variables
     ports = {port["name"]: port["containerPort"] for port in HUB["ports"]}
     assert config.server.port == ports["http"]
     assert config.cluster.listen.endswith(f":{ports['cluster']}")
-    assert config.cluster.advertise == f"$(POD_IP):{ports['cluster']}" and "POD_IP" in variables
+    assert advertise == f"$(POD_IP):{ports['cluster']}" and "POD_IP" in variables
     # The home is what the first container makes, in the volume of the hub.
     (made,) = POD["initContainers"]
     assert fixed["DRAGOMAN_HOME"] in made["command"][-1]

@@ -78,7 +78,7 @@ async def test_only_hubs_with_the_secret_are_answered() -> None:
 
 
 async def test_an_answer_without_the_secret_is_not_passed_on() -> None:
-    """Somebody in the network answers instead of the hub."""
+    """An attacker in the network answers instead of the hub."""
     asked: list[bytes] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,7 +1,7 @@
 """Requests that belong to another hub: forwards them there, and serves those of other hubs.
 
 The one place where `OwnedElsewhere` is caught. Both ends of a connection between hubs prove by TLS
-that they have the secret of the cluster (`cluster_tls`): nobody else sends, reads or answers
+that they have the secret of the cluster (`cluster_tls`): no other process sends, reads or answers
 requests. A request names the hub that it is for; its body has the request of the client and its
 principal. A forwarded request is never forwarded again.
 """
