@@ -272,7 +272,7 @@ def begin_delivery(hub: RunningHub, receiver: Receiver) -> None:
 
 
 def check_delivery(receiver: Receiver) -> None:
-    """The heir has delivered the rest: only the notification that was under way came twice."""
+    """The heir has delivered the rest: only the notification that was being sent came twice."""
     receiver.answers.set()
     done = "TASK_STATE_COMPLETED"
     assert until(lambda: receiver.taken and done in json.dumps(receiver.taken[-1][1]), 20)
