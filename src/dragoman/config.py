@@ -608,7 +608,8 @@ def _check_shared(config: Config, source: ConfigSource) -> None:
 
 def holds_secrets(config: Config) -> bool:
     """Whether the file holds secrets itself, and not only references to them."""
-    found = [config.cluster.secret, *filter(_has_password, (config.store.url, config.redis.url))]
+    urls = config.store.url, config.redis.url, config.workflows.database
+    found = [config.cluster.secret, *filter(_has_password, urls)]
     literal = any(one is not None and not is_reference(one) for one in found)
     return literal or config.api_key is not None
 
