@@ -68,11 +68,9 @@ def test_answers_of_other_browsers_sites_and_times_are_refused(
     assert is_refused(answer, "c" * 43)  # a challenge of another browser
     assert passkeys.verify_sign_in(answer, BROWSER).name == "anna"
     assert is_refused(answer)  # the counter of the authenticator did not increase
-    assert is_refused(
-        authenticator.get(Passkeys(users, lambda: BASE, b"x").build_sign_in_options(BROWSER))
-    )
-    elsewhere = Passkeys(users, lambda: BASE, KEY)  # at another hub of the cluster
-    answer = authenticator.get(elsewhere.build_sign_in_options(BROWSER))
+    foreign, same = (Passkeys(users, lambda: BASE, key) for key in (b"o" * 32, KEY))
+    assert is_refused(authenticator.get(foreign.build_sign_in_options(BROWSER)))
+    answer = authenticator.get(same.build_sign_in_options(BROWSER))  # of another hub of a cluster
     assert passkeys.verify_sign_in(answer, BROWSER).name == "anna"
     authenticator.origin = "https://hub.example.com.evil.example"
     assert is_refused(authenticator.get(passkeys.build_sign_in_options(BROWSER)))

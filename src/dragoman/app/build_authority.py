@@ -67,8 +67,8 @@ class Authority:
 def build_authority(
     live: LiveConfig, auth: AuthParts, stores: Stores, net: OutboundHttp, key: bytes
 ) -> Authority | None:
-    """`key` is that of the hub, or of all hubs of a cluster. Raises `ConfigError` if the extra is
-    not installed."""
+    """`key` seals what browsers bring back, to any hub of a cluster. Raises `ConfigError` if
+    the extra is not installed."""
     settings, state = live.config.auth.server, auth.state
     if stores.users is None or not settings.enabled:
         return None

@@ -73,7 +73,7 @@ for (const form of document.querySelectorAll("form[data-passkey]")) {
 
 class Passkeys:
     def __init__(self, users: Users, find_base: FindBase, key: bytes) -> None:
-        """`key` seals challenges; the browser may answer at another hub that has it."""
+        """`key` seals challenges; several hubs share it."""
         self._users = users
         self._find_base = find_base
         self._key = hmac.digest(key, b"passkey challenges", "sha256")

@@ -61,7 +61,7 @@ class AuthorityPorts:
     note_failed: Callable[[str], None]
     """Gets the address of a failed sign-in."""
     key: bytes
-    """Of seals that any hub of a cluster opens."""
+    """Seals what browsers bring back; several hubs share it."""
 
 
 class AuthorizationServer:
