@@ -32,6 +32,9 @@ from dragoman.wire.json import Malformed, decode
 log = logging.getLogger(__name__)
 
 PATH = "/forward"
+PROTOCOL = "1"
+"""The version of what hubs send to each other. Fields may be added to it: unknown ones are ignored,
+and missing ones have defaults."""
 MAX_FORWARDED = 5_000
 """Requests that are at other hubs."""
 HEAD_SECONDS = 86_400.0
@@ -50,7 +53,7 @@ MAX_BODY = BODY_BYTES + 2 * HEAD_BYTES
 """Bytes of a forwarded request: the body, the head and the principal of the client's request."""
 OWNER_WAITS = 5
 """How often the owner of a request is looked for again after it could not be reached."""
-_FROM, _TO = "x-dragoman-from", "x-dragoman-to"
+_PROTOCOL, _FROM, _TO = "x-dragoman-protocol", "x-dragoman-from", "x-dragoman-to"
 _HUB, _MOVED = "x-dragoman-hub", "x-dragoman-moved"
 _NOT_FORWARDED = frozenset(
     {b"authorization", b"connection", b"content-length", b"transfer-encoding", b"expect"}
@@ -324,7 +327,9 @@ async def send_to_hub(
     """Sends a request to another hub; None if it was refused unread."""
     client, url = opened
     body = _encoder.encode(packed)
-    headers = {"content-type": "application/msgpack", _FROM: sender, _TO: receiver}
+    headers = {
+        "content-type": "application/msgpack", _PROTOCOL: PROTOCOL, _FROM: sender, _TO: receiver
+    }  # fmt: skip
     reply = await client.request("POST", url, headers, body, timeout=timeout)
     if reply.headers.get(_HUB) == receiver and _MOVED not in reply.headers:
         return reply
@@ -534,11 +539,22 @@ class InternalApp:
         mark = self._cluster.mark.encode()
         is_ours = request.path == PATH and request.fields.get(_TO.encode()) == mark
         # The listener takes no connection without TLS; a mistake there must not let others in.
-        if not (is_ours and request.method == "POST" and request.connection.is_encrypted):
+        is_ours = is_ours and request.method == "POST" and request.connection.is_encrypted
+        if not is_ours or not self._knows(request.fields.get(_PROTOCOL.encode(), b"")):
             request.refusal = build_error(404, "not found")
             return False
         request.refusal = request.fields.get(_FROM.encode(), b"").decode("latin-1")
         request.extra = [(_HUB.encode(), mark)]
+        return True
+
+    def _knows(self, protocol: bytes) -> bool:
+        if protocol != PROTOCOL.encode():
+            log.error(
+                "a request of another hub was refused: it speaks version %.20r of the internal "
+                "protocol, and this hub %s; their versions of dragoman do not follow each other",
+                *(protocol, PROTOCOL),
+            )
+            return False
         return True
 
     def answer(self, request: ServerRequest) -> Work[None] | None:
