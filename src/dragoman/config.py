@@ -30,7 +30,7 @@ from dragoman.config_layers import (
 from dragoman.core.environment import read_environment
 from dragoman.core.errors import ConfigError
 from dragoman.core.secret_references import is_reference
-from dragoman.core.shared_settings import check_advertise, check_database_url
+from dragoman.core.shared_settings import check_advertise, check_database_url, parse_listen
 from dragoman.core.tool_identity import BUILTIN, WORKFLOW, fold_server_name
 from dragoman.core.urls import render_arguments, render_origin
 from dragoman.guards.config import ApprovalSettings, BusSettings, Limits, TaintSettings
@@ -593,8 +593,9 @@ def fold_host(host: str) -> str:
 def _check_shared(config: Config, source: ConfigSource) -> None:
     """Checks the settings of hubs that share a database, as far as they are not references."""
     url, cluster = config.store.url, config.cluster
-    checks: list[tuple[SettingPath, Callable[[], None]]] = [
-        (("cluster", "listen"), lambda: check_advertise(cluster.listen, cluster.advertise))
+    checks: list[tuple[SettingPath, Callable[[], object]]] = [
+        (("cluster", "listen"), lambda: parse_listen(cluster.listen)),
+        (("cluster", "advertise"), lambda: check_advertise(cluster.advertise)),
     ]
     if url is not None and not is_reference(url):
         checks.append((("store", "url"), lambda: check_database_url(url)))
@@ -607,7 +608,8 @@ def _check_shared(config: Config, source: ConfigSource) -> None:
 
 def holds_secrets(config: Config) -> bool:
     """Whether the file holds secrets itself, and not only references to them."""
-    found = [config.cluster.secret, *filter(_has_password, (config.store.url, config.redis.url))]
+    urls = config.store.url, config.redis.url, config.workflows.database
+    found = [config.cluster.secret, *filter(_has_password, urls)]
     literal = any(one is not None and not is_reference(one) for one in found)
     return literal or config.api_key is not None
 

@@ -243,12 +243,16 @@ def test_log_command_reads_both_formats(terminal: Terminal, form: str) -> None:
     assert [json.loads(line)["level"] for line in grave] == ["warning", "error"]
 
 
-def test_log_command_follows_a_rotation(terminal: Terminal) -> None:
+def test_log_command_follows_a_rotation_and_workers(terminal: Terminal) -> None:
     terminal.configure()
     file = terminal.home / "hub.log"
     file.write_text("2026-01-31T12:00:00.123Z INFO one\n")
+    worker = terminal.home / "workers" / "1"
+    worker.mkdir(parents=True)
+    (worker / "hub.log").write_text("2026-01-31T11:00:00.123Z INFO zero\n")
     child = terminal.start("logs", "-f")
     assert child.stdout is not None
+    assert child.stdout.readline().endswith("zero (worker 1)\n")
     assert child.stdout.readline().endswith("one\n")
     with file.open("a") as opened:
         opened.write("2026-01-31T12:00:00.123Z INFO two\n")
@@ -256,5 +260,8 @@ def test_log_command_follows_a_rotation(terminal: Terminal) -> None:
     file.rename(terminal.home / "hub.log.1")
     file.write_text("2026-01-31T12:00:00.123Z INFO three\n")
     assert child.stdout.readline().endswith("three\n")
+    with (worker / "hub.log").open("a") as opened:
+        opened.write("2026-01-31T12:00:03.123Z INFO four\n")
+    assert child.stdout.readline().endswith("four (worker 1)\n")
     child.send_signal(signal.SIGINT)
     assert child.wait(WAIT_SECONDS) == 130

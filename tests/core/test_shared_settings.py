@@ -6,7 +6,7 @@ import pytest
 
 from dragoman.config import holds_secrets, parse
 from dragoman.core.errors import ConfigError
-from dragoman.core.shared_settings import check_advertise, parse_listen
+from dragoman.core.shared_settings import check_addresses, parse_listen
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from dragoman.core.shared_settings import check_advertise, parse_listen
 )
 def test_a_listener_has_a_port_or_a_path(listen: str, found: object) -> None:
     assert parse_listen(listen) == found
-    check_advertise(listen, None)
+    check_addresses(listen, None)
 
 
 @pytest.mark.parametrize(
@@ -34,8 +34,8 @@ def test_an_invalid_listener_is_refused(listen: str) -> None:
 @pytest.mark.parametrize("listen", ["0.0.0.0:50060", "[::]:50060"])
 def test_a_listener_on_all_addresses_says_by_which_one_others_reach_it(listen: str) -> None:
     with pytest.raises(ConfigError, match=r"needs \[cluster\] advertise"):
-        check_advertise(listen, None)
-    check_advertise(listen, "10.0.0.11:50060")
+        check_addresses(listen, None)
+    check_addresses(listen, "10.0.0.11:50060")
 
 
 @pytest.mark.parametrize(
@@ -43,12 +43,13 @@ def test_a_listener_on_all_addresses_says_by_which_one_others_reach_it(listen: s
 )
 def test_an_advertised_address_that_others_cannot_use_is_refused(advertise: str) -> None:
     with pytest.raises(ConfigError, match=r"\[cluster\] advertise = .* is invalid"):
-        check_advertise("127.0.0.1:0", advertise)
+        check_addresses("127.0.0.1:0", advertise)
 
 
 def test_the_configuration_names_the_line_of_an_invalid_address() -> None:
     for text, line in (
-        ('[cluster]\nsecret = "env:S"\nlisten = "0.0.0.0:1"\n', "line 3: .*advertise"),
+        ('[cluster]\nsecret = "env:S"\nlisten = "hub"\n', "line 3: .*listen"),
+        ('[cluster]\nadvertise = "hub"\n', "line 2: .*advertise"),
         ('[store]\nurl = "postgresql://u:a@b@h/d"\n', "line 2: .*url is invalid"),
     ):
         with pytest.raises(ConfigError, match=line):

@@ -20,6 +20,7 @@ from dragoman.web import forwarding
 from dragoman.web.cluster_tls import build_tls, derive_certificate
 from dragoman.web.forwarding import (
     PATH,
+    PROTOCOL,
     ForwardedRequest,
     ForwardingApp,
     InternalApp,
@@ -41,12 +42,15 @@ def test_hubs_derive_the_same_certificate() -> None:
 # --- the connection -------------------------------------------------------------------------------
 
 
-async def send_raw(port: int, context: ssl.SSLContext | None, to: str) -> bytes:
+async def send_raw(
+    port: int, context: ssl.SSLContext | None, to: str, protocol: str = PROTOCOL
+) -> bytes:
     """Sends a request to an internal listener, which must end the connection."""
     how = {"ssl": context, "server_hostname": "hub"} if context else {}
     reader, writer = await asyncio.open_connection("127.0.0.1", port, **how)  # type: ignore[arg-type]
     body = msgspec.msgpack.encode(ForwardedRequest("GET", b"/whole", [], None, b""))
-    head = f"POST {PATH} HTTP/1.1\r\nhost: x\r\nx-dragoman-to: {to}\r\nx-dragoman-from: {EDGE}\r\n"
+    head = f"POST {PATH} HTTP/1.1\r\nhost: x\r\nx-dragoman-protocol: {protocol}\r\n"
+    head += f"x-dragoman-to: {to}\r\nx-dragoman-from: {EDGE}\r\n"
     try:
         writer.write(f"{head}connection: close\r\ncontent-length: {len(body)}\r\n\r\n".encode())
         writer.write(body)
@@ -66,6 +70,7 @@ async def test_only_hubs_with_the_secret_are_answered() -> None:
         assert answer.startswith(b"HTTP/1.1 200") and answer.endswith(b"whole")
         # Meant for another hub, whose address this one has by now.
         assert (await send_raw(edge.port, ours.client, "cccccccc")).startswith(b"HTTP/1.1 404")
+        assert (await send_raw(edge.port, ours.client, OWNER, "9")).startswith(b"HTTP/1.1 404")
         with pytest.raises(ssl.SSLCertVerificationError):
             await send_raw(edge.port, other.client, OWNER)
         for context in (nameless, careless):
@@ -78,7 +83,7 @@ async def test_only_hubs_with_the_secret_are_answered() -> None:
 
 
 async def test_an_answer_without_the_secret_is_not_passed_on() -> None:
-    """Somebody in the network answers instead of the hub."""
+    """An attacker in the network answers instead of the hub."""
     asked: list[bytes] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -26,7 +26,7 @@ from dragoman.core.cluster import ServeFrames
 from dragoman.core.errors import ConfigError, StorageFailed
 from dragoman.core.principal import Principal
 from dragoman.core.shared_settings import (
-    check_advertise,
+    check_addresses,
     parse_listen,
     resolve_cluster_key,
     resolve_store_url,
@@ -264,7 +264,7 @@ def build_cluster(home: Path, live: LiveConfig) -> ClusterParts:
         raise ConfigError(
             "[cluster] secret needs [store] url: the hubs share a PostgreSQL database"
         )
-    check_advertise(settings.listen, settings.advertise)
+    check_addresses(settings.listen, settings.advertise)
     key = resolve_cluster_key(settings, live.secrets)
     assert key is not None
     node = f"{socket.gethostname()}:{os.getpid()}"

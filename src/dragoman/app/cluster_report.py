@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from dragoman import __version__
 from dragoman.config import Config
 from dragoman.core.background import Work
 from dragoman.core.errors import ConfigError, HubError
@@ -39,6 +40,7 @@ class HubReport:
     """Entries of its audit log that the database does not have."""
     audit_behind_secs: float
     problems: list[str]
+    version: str
     settings: dict[str, str]
     """A MAC of each setting that all hubs should have alike."""
 
@@ -67,7 +69,8 @@ class ClusterReports:
 
     def build(self, find_state: FindState) -> HubReport:
         behind, seconds, problems = find_state()
-        return HubReport(time.time(), behind, round(seconds, 3), problems, self._seal_settings())
+        lag = behind, round(seconds, 3)
+        return HubReport(time.time(), *lag, problems, __version__, self._seal_settings())
 
     async def describe_all(self, find_state: FindState) -> dict[str, dict[str, Any]]:
         """Describes each hub that lives, by its id."""
@@ -84,7 +87,7 @@ class ClusterReports:
                 report = await self._ask(hub)
         except TimeoutError:
             return {"problems": [f"it did not answer this hub within {SECONDS:g} s"]}
-        except (HubError, Malformed, TypeError, OSError) as error:
+        except (HubError, Malformed, TypeError, AttributeError, OSError) as error:
             return {"problems": [f"this hub cannot reach it: {_explain(error)}"]}
         if report is None:
             return {"problems": ["it did not accept a request of this hub"]}
@@ -93,7 +96,7 @@ class ClusterReports:
         if abs(offset) > CLOCK_SECONDS:
             problems.append(f"its clock differs from the one of this hub by {offset:+.0f} s")
         different = _list_differences(own.settings, report.settings)
-        if different:
+        if different and report.version == own.version:  # which have the same settings
             problems.append(f"other settings than at this hub: {', '.join(different)}")
         return _describe_state(report, offset, problems)
 
@@ -116,7 +119,7 @@ class ClusterReports:
                 await self._ask(hub)
         except HubError as error:
             return _is_other_secret(error)
-        except (TimeoutError, OSError, Malformed, TypeError):
+        except (TimeoutError, OSError, Malformed, TypeError, AttributeError):
             return False
         return False
 
@@ -127,7 +130,8 @@ class ClusterReports:
         if reply is None:
             return None
         found = decode(await reply.body.read(MAX_BYTES))
-        return HubReport(**{one.name: found[one.name] for one in fields(HubReport)})
+        known = {one.name for one in fields(HubReport)}  # a later version may say more
+        return HubReport(**{name: value for name, value in found.items() if name in known})
 
     def _seal_settings(self) -> dict[str, str]:
         config = self._find_config()

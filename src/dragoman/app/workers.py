@@ -29,7 +29,7 @@ from dragoman.config import Config
 from dragoman.config_layers import Override, variable_from_path
 from dragoman.core.environment import read_environment
 from dragoman.core.errors import ConfigError
-from dragoman.core.shared_settings import check_advertise, parse_listen
+from dragoman.core.shared_settings import check_addresses, parse_listen
 from dragoman.stores.store_inventory import write_private
 from dragoman.web.http.sockets import tcp_socket
 
@@ -169,7 +169,7 @@ def _find_addresses(config: Config, place: Path, number: int) -> dict[str, str]:
     """A Unix socket, unless hubs on other machines have to reach the worker: then each has the
     next port. Raises `ConfigError`."""
     settings = config.cluster
-    check_advertise(settings.listen, settings.advertise)
+    check_addresses(settings.listen, settings.advertise)
     if settings.secret is None or parse_listen(settings.listen) is None:
         sockets = home_files.find_socket_paths(str(place))[0]
         return {"listen": os.path.join(os.path.dirname(sockets), "hub.sock")}

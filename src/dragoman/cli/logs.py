@@ -9,11 +9,14 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from heapq import merge
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import click
 
+from dragoman import home as homes
 from dragoman.cli.base.errors import NOT_FOUND, fail
 from dragoman.cli.base.hub_client import find_running_hub, resolve_home
 from dragoman.cli.base.output import common_options, print_json_line, style
@@ -86,14 +89,16 @@ def logs(
     dragoman logs --json | jq .message
 
     `dragoman up --detach` writes this file; a hub in a terminal or a systemd service logs to stderr
-    instead. --json prints one object per line. For the stderr of a stdio server see `dragoman
+    instead. With [server] workers it shows the logs of all of them, each with its number. --json
+    prints one object per line. For the stderr of a stdio server see `dragoman
     servers logs NAME`, for calls `dragoman audit tail`.
     """
-    file = Path(resolve_home(home)) / "hub.log"
+    place = Path(resolve_home(home))
+    file = place / "hub.log"
     if not file.exists() and not follow:
         why = (
             "the running hub was not started with --detach and logs to its own stderr"
-            if find_running_hub(str(file.parent))
+            if find_running_hub(str(place))
             else "dragoman up --detach writes it"
         )
         fail(f"{file} does not exist: {why}", NOT_FOUND)
@@ -102,13 +107,37 @@ def logs(
         grave = record.level not in LEVELS or LEVELS.index(record.level) >= LEVELS.index(level)
         return grave and (server is None or record.mentions(server))
 
-    begin = file.stat().st_size if file.exists() else 0
-    for record in read_newest(file, lines, wanted):
-        _print(record, as_json)
+    files = {"": file, **_find_worker_logs(place)}
+    begins = {name: one.stat().st_size if one.exists() else 0 for name, one in files.items()}
+    found = [list(_time_records(name, one, lines, wanted)) for name, one in files.items()]
+    newest = deque(merge(*found, key=itemgetter(0)), maxlen=lines)
+    for _, name, record in newest:
+        _print(record, as_json, name)
     if follow:
-        for record in _follow(file, begin):
-            if wanted(record):
-                _print(record, as_json)
+        followed = [(name, _follow(one, begins[name])) for name, one in files.items()]
+        while True:
+            fresh = [(name, one) for name, records in followed for one in next(records)]
+            for name, record in fresh:
+                if wanted(record):
+                    _print(record, as_json, name)
+            if not fresh:
+                time.sleep(LOOK_SECONDS)
+
+
+def _find_worker_logs(home: Path) -> dict[str, Path]:
+    """Finds the logs of the processes of `[server] workers`, by their names."""
+    found = (home / homes.WORKERS).glob("*/hub.log")
+    return {f"worker {file.parent.name}": file for file in sorted(found)}
+
+
+def _time_records(
+    name: str, file: Path, count: int, wanted: Any
+) -> Iterator[tuple[str, str, LogRecord]]:
+    """Yields records with their time; one without a time has that of the record before."""
+    at = ""
+    for record in read_newest(file, count, wanted):
+        at = max(at, str(record.fields.get("time") or ""))
+        yield at, name, record
 
 
 def read_newest(file: Path, count: int, wanted: Any) -> list[LogRecord]:
@@ -154,8 +183,9 @@ def _group_lines(lines: Iterator[str]) -> Iterator[LogRecord]:
         yield current
 
 
-def _follow(file: Path, begin: int) -> Iterator[LogRecord]:
-    """Yields appended records until Ctrl-C, also after the file was rotated."""
+def _follow(file: Path, begin: int) -> Iterator[list[LogRecord]]:
+    """Yields the records that were appended since the last time, also after the file was
+    rotated."""
     rest = b""
     opened = None
     while True:
@@ -171,9 +201,7 @@ def _follow(file: Path, begin: int) -> Iterator[LogRecord]:
         except FileNotFoundError:
             data = b""
         *whole, rest = (rest + data).split(b"\n")
-        yield from _group_lines(line.decode("utf-8", "replace") for line in whole)
-        if not data:
-            time.sleep(LOOK_SECONDS)
+        yield list(_group_lines(line.decode("utf-8", "replace") for line in whole))
 
 
 def _is_replaced(file: Path, descriptor: int) -> bool:
@@ -185,15 +213,18 @@ def _is_replaced(file: Path, descriptor: int) -> bool:
     return (now.st_ino, now.st_dev) != (then.st_ino, then.st_dev) or now.st_size < then.st_size
 
 
-def _print(record: LogRecord, as_json: bool) -> None:
+def _print(record: LogRecord, as_json: bool, process: str) -> None:
+    """`process` names the worker whose record it is; empty for a hub without workers."""
     if as_json:
         more = {"more": "\n".join(record.more)} if record.more else {}
+        more |= {"process": process} if process else {}
         return print_json_line({**record.fields, **more})
     text = record.text
     if text.startswith("{"):
         known = record.fields
         text = f"{known.get('time', '')} {record.level.upper()} {known.get('message', '')}"
         text += "".join(f"\n  {line}" for line in str(known.get("exception", "")).splitlines())
-    whole = escape_controls("\n".join([text.strip(), *record.more]))
+    text = f"{text.strip()} ({process})" if process else text.strip()
+    whole = escape_controls("\n".join([text, *record.more]))
     colour = _COLOURS.get(record.level)
     print(style(whole, fg=colour) if colour else whole, flush=True)

@@ -82,8 +82,8 @@ def parse_listen(text: str) -> tuple[str, int] | None:
     return found
 
 
-def check_advertise(listen: str, advertise: str | None) -> None:
-    """Raises `ConfigError` if other hubs could not use the address of this one."""
+def check_advertise(advertise: str | None) -> None:
+    """Raises `ConfigError` if other hubs could not use the address."""
     if advertise is not None:
         found = _parse_address(advertise)
         if found is None or not found[1] or found[0] in _ANY_HOST:
@@ -91,9 +91,13 @@ def check_advertise(listen: str, advertise: str | None) -> None:
                 f'[cluster] advertise = "{advertise[:100]}" is invalid: write the HOST:PORT by '
                 "which other hubs reach this one"
             )
-        return
+
+
+def check_addresses(listen: str, advertise: str | None) -> None:
+    """Raises `ConfigError` if other hubs could not reach this one."""
+    check_advertise(advertise)
     address = parse_listen(listen)
-    if address is not None and address[0] in _ANY_HOST:
+    if advertise is None and address is not None and address[0] in _ANY_HOST:
         raise ConfigError(
             f'[cluster] listen = "{listen}" needs [cluster] advertise: other hubs have to know by '
             "which address they reach this one"

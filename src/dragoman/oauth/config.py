@@ -144,6 +144,7 @@ class OAuthHubSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             max_length=2048,
             description="Where the key is that encrypts stored tokens: `keyring`, `file` (a file "
             "of the home), env:NAME or file:PATH (32 bytes in base64); default: the system's "
-            "keyring if it works, otherwise the file of the home.",
+            "keyring if it works, otherwise the file of the home; in a cluster it is derived from "
+            "[cluster] secret.",
         ),
     ] = ""

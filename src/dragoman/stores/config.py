@@ -55,7 +55,10 @@ class ClusterSettings(Struct, frozen=True, kw_only=True):
     ] = "127.0.0.1:0"
     advertise: Annotated[
         str | None,
-        Meta(description="HOST:PORT by which other hubs reach it, where that differs."),
+        Meta(
+            description="HOST:PORT by which other hubs reach it, where that differs; needed if it "
+            "listens on all addresses."
+        ),
     ] = None
     lease_secs: Annotated[
         float,

@@ -1,7 +1,7 @@
 """Requests that belong to another hub: forwards them there, and serves those of other hubs.
 
 The one place where `OwnedElsewhere` is caught. Both ends of a connection between hubs prove by TLS
-that they have the secret of the cluster (`cluster_tls`): nobody else sends, reads or answers
+that they have the secret of the cluster (`cluster_tls`): no other process sends, reads or answers
 requests. A request names the hub that it is for; its body has the request of the client and its
 principal. A forwarded request is never forwarded again.
 """
@@ -32,10 +32,10 @@ from dragoman.wire.json import Malformed, decode
 
 log = logging.getLogger(__name__)
 
+PATH = "/forward"
 PROTOCOL = "1"
 """The version of what hubs send to each other. Fields may be added to it: unknown ones are ignored,
 and missing ones have defaults. See docs/decisions/0101-two-versions-side-by-side.md."""
-PATH = f"/forward/{PROTOCOL}"
 MAX_FORWARDED = 5_000
 """Requests that are at other hubs."""
 HEAD_SECONDS = 86_400.0
@@ -57,7 +57,7 @@ HANDOVER_SECONDS = 8.0
 OWNER_WAITS = 5
 """How often the owner of a request is looked for again after it could not be reached."""
 _EVENT_ID = re.compile(rb"^id: ", re.MULTILINE)
-_FROM, _TO = "x-dragoman-from", "x-dragoman-to"
+_PROTOCOL, _FROM, _TO = "x-dragoman-protocol", "x-dragoman-from", "x-dragoman-to"
 _HUB, _MOVED = "x-dragoman-hub", "x-dragoman-moved"
 _NOT_FORWARDED = frozenset(
     {b"authorization", b"connection", b"content-length", b"transfer-encoding", b"expect"}
@@ -361,7 +361,9 @@ async def send_to_hub(
     """Sends a request to another hub; None if it was refused unread."""
     client, url = opened
     body = _encoder.encode(packed)
-    headers = {"content-type": "application/msgpack", _FROM: sender, _TO: receiver}
+    headers = {
+        "content-type": "application/msgpack", _PROTOCOL: PROTOCOL, _FROM: sender, _TO: receiver
+    }  # fmt: skip
     reply = await client.request("POST", url, headers, body, timeout=timeout)
     if reply.headers.get(_HUB) == receiver and _MOVED not in reply.headers:
         return reply
@@ -601,17 +603,22 @@ class InternalApp:
         mark = self._cluster.mark.encode()
         is_ours = request.path == PATH and request.fields.get(_TO.encode()) == mark
         # The listener takes no connection without TLS; a mistake there must not let others in.
-        if not (is_ours and request.method == "POST" and request.connection.is_encrypted):
-            if request.path != PATH and request.connection.is_encrypted:
-                log.error(
-                    "a request of another hub was refused: it is not of version %s of the internal "
-                    "protocol; their versions of dragoman do not follow each other",
-                    PROTOCOL,
-                )
+        is_ours = is_ours and request.method == "POST" and request.connection.is_encrypted
+        if not is_ours or not self._knows(request.fields.get(_PROTOCOL.encode(), b"")):
             request.refusal = build_error(404, "not found")
             return False
         request.refusal = request.fields.get(_FROM.encode(), b"").decode("latin-1")
         request.extra = [(_HUB.encode(), mark)]
+        return True
+
+    def _knows(self, protocol: bytes) -> bool:
+        if protocol != PROTOCOL.encode():
+            log.error(
+                "a request of another hub was refused: it speaks version %.20r of the internal "
+                "protocol, and this hub %s; their versions of dragoman do not follow each other",
+                *(protocol, PROTOCOL),
+            )
+            return False
         return True
 
     def answer(self, request: ServerRequest) -> Work[None] | None:
