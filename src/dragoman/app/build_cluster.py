@@ -88,8 +88,8 @@ class ClusterParts:
     _clients: HubClients = field(default_factory=HubClients)
     _listener: HttpListener | None = None
     _internal: InternalApp | None = None
-    _forwarding: list[ForwardingApp] = field(default_factory=list)
-    _placed: PlacedServers | None = None
+    _end_streams: list[Callable[[], None]] = field(default_factory=list)
+    """What ends the streams between this hub and others when it stops."""
 
     def open_placed(self, url: str) -> HttpClient | None:
         """Returns the client for a server that another hub runs; None for other addresses."""
@@ -99,7 +99,7 @@ class ClusterParts:
 
     def wrap(self, app: Application, identify: Identify) -> ForwardingApp:
         wrapped = ForwardingApp(app, self.hubs, self._secret, self._clients.open, identify)
-        self._forwarding.append(wrapped)
+        self._end_streams.append(wrapped.close)
         return wrapped
 
     async def start(
@@ -115,7 +115,6 @@ class ClusterParts:
         of this hub if others have declared it dead."""
         self.hubs.on_inherit.append(inherit)
         self.hubs.on_lost.append(begin_anew)
-        self._placed = placed
         self._internal = InternalApp(app, self.hubs, self._secret, {PREFIX: placed.serve})
         if self._listen.startswith("/"):
             sock, address = unix_socket(self._listen), self._listen
@@ -133,7 +132,9 @@ class ClusterParts:
         await self.hubs.start(self._advertise or address)
 
     def build_placed(self, guards: Guards, upstreams: UpstreamManager) -> PlacedServers:
-        return PlacedServers(guards, upstreams, self.key)
+        placed = PlacedServers(guards, upstreams, self.key)
+        self._end_streams.append(placed.close)
+        return placed
 
     async def set_ready(self) -> None:
         await self.hubs.set_state(READY)
@@ -172,10 +173,8 @@ class ClusterParts:
         """Takes no more requests of other hubs, which wait for the heir of this one."""
         if self._internal is not None:
             self._internal.close()
-        if self._placed is not None:
-            self._placed.close()
-        for app in self._forwarding:
-            app.close()
+        for end in self._end_streams:
+            end()
         await self.hubs.set_state(DRAINING)
 
     async def wait_idle(self, seconds: float) -> bool:
