@@ -34,7 +34,7 @@ PREVIOUS = "6b4aebb"
 """The commit that stands for the previous version, as long as there is no release."""
 ANSWER_SECONDS = 30.0
 SETTLE_SECONDS = 30.0
-LISTEN_SECONDS = 6.0
+LISTEN_SECONDS = 15.0
 """How long a stream of notifications stays open, or waits for its hub to be replaced."""
 READY_SECONDS = 0.2
 """How often the balancer asks for `/readyz`."""
