@@ -34,10 +34,15 @@ PREVIOUS = "6b4aebb"
 """The commit that stands for the previous version, as long as there is no release."""
 ANSWER_SECONDS = 30.0
 SETTLE_SECONDS = 30.0
-LISTEN_SECONDS = 6.0
+LISTEN_SECONDS = 15.0
 """How long a stream of notifications stays open, or waits for its hub to be replaced."""
 READY_SECONDS = 0.2
 """How often the balancer asks for `/readyz`."""
+WORKFLOW = """expose: true
+steps:
+  - {id: a, nodeId: tool.call, config: {tool: s.slow, arguments: {seconds: 0.5}}}
+  - {id: b, nodeId: tool.call, config: {tool: s.add, arguments: {a: 1, b: 2}}, dependsOn: [a]}
+"""
 PLACED = "calls of a server with one place"
 LISTENS = "streams of notifications"
 COMPLETED = "TASK_STATE_COMPLETED"
@@ -57,7 +62,7 @@ def stop_one(outcome: Outcome) -> None:
     """Stops one of two hubs."""
     with _run_load(outcome, 2) as load:
         with load.follow_readiness(False):
-            load.stop(0)
+            load.stop(load.find_placed())
         load.finish(0)
 
 
@@ -113,6 +118,8 @@ def _run_load(outcome: Outcome, hubs: int = HUBS) -> Iterator[_Load]:
         with run_cluster(hubs, servers, config, agents_env(gates)) as cluster:
             for hub in cluster.hubs:
                 hub.wait_connected("s", "one")
+                made = hub.post("/api/workflows", {"name": "sums", "source": WORKFLOW})
+                assert made.get("state") == "active", made
             load = _Load(cluster, gates, outcome)
             try:
                 yield load
@@ -130,6 +137,8 @@ class _Load:
         self._each = Balancer(cluster.ports, each_request=True)
         self._kept = Balancer(cluster.ports)
         """Its clients keep their connections."""
+        self._held = Balancer(cluster.ports, each_request=True)
+        """For streams, which last until it is closed."""
         self._over = threading.Event()
         self._lock = threading.Lock()
         self._marks: list[str] = []
@@ -144,6 +153,8 @@ class _Load:
             "calls without a session": self._call_without_session,
             "new sessions": self._begin_sessions,
             PLACED: partial(self._call_without_session, tool="one.add"),
+            "workflows as tools": self._call_workflow,
+            "runs that are polled": self._poll_runs,
             "messages": self._send_messages,
             "messages with a stream": self._stream_messages,
             "tasks that are polled": self._poll_tasks,
@@ -156,6 +167,13 @@ class _Load:
     def leave_out(self, name: str) -> None:
         del self._works[name]
 
+    def find_placed(self) -> int:
+        """The number of the hub that runs the server with one place."""
+        found = [hub.api("/api/cluster") for hub in self._cluster.hubs]
+        holder = next(one["hub"] for one in found[0]["leases"] if one["name"] == "server one")
+        own = [next(one["id"] for one in each["hubs"] if one["is_this"]) for each in found]
+        return own.index(holder)
+
     def begin(self) -> None:
         for name, work in self._works.items():
             self._counts[name] = 0
@@ -166,6 +184,7 @@ class _Load:
         if self._over.is_set():
             return
         self._over.set()
+        self._held.close()
         for thread in self._threads:
             thread.join(2 * ANSWER_SECONDS)
         self._each.close()
@@ -202,7 +221,8 @@ class _Load:
                 self._set_ports(ready)
 
     def _set_ports(self, ports: list[int]) -> None:
-        self._each.ports[:] = self._kept.ports[:] = ports
+        for balancer in (self._each, self._kept, self._held):
+            balancer.ports[:] = ports
 
     def replace(self, number: int, env: Mapping[str, str] | None = None) -> None:
         """Stops a hub and starts another one in its home. Each client gets answers meanwhile."""
@@ -251,6 +271,8 @@ class _Load:
             try:
                 work(name)
             except Exception as error:  # each is a request that failed
+                if name == LISTENS and self._over.is_set():
+                    return
                 at = f"{time.monotonic() - begun:.1f} s after its start"
                 self._outcome.count("requests that failed")
                 self._outcome.fail(f"{name}: {type(error).__name__} {at}: {str(error)[:300]}")
@@ -333,6 +355,28 @@ class _Load:
         assert ended.status == 200, ended
         self._note(name)
 
+    def _call_workflow(self, name: str) -> None:
+        params = {"name": "workflow.sums", "arguments": {}}
+        url, headers = f"{self._each.url}/mcp", self._cluster.headers
+        answer = wire.modern_request(url, "tools/call", params, headers, ANSWER_SECONDS).rpc()
+        result = answer.get("result", {})
+        assert not result.get("isError") and "sum" in json.dumps(result), answer
+        self._note(name)
+
+    def _poll_runs(self, name: str) -> None:
+        url, headers = self._each.url, self._cluster.headers
+        sent = wire.post(f"{url}/api/workflows/sums/run", {}, headers, ANSWER_SECONDS)
+        assert sent.status == 202, sent
+        place = f"{url}/api/runs/{sent.json()['run']['id']}"
+        end, state = time.monotonic() + SETTLE_SECONDS, ""
+        while state != "completed" and time.monotonic() < end:
+            found = wire.get(place, headers, ANSWER_SECONDS)
+            assert found.status == 200, found
+            state = found.json()["run"]["state"]
+            time.sleep(0.1)
+        assert state == "completed", found.json()
+        self._note(name)
+
     def _prepare(self, name: str, op: str, pause: float, at_once: bool = False) -> Any:
         key = f"{name[:9].replace(' ', '-')}{name[-6:].replace(' ', '-')}-{len(self._marks)}"
         with self._lock:
@@ -376,7 +420,7 @@ class _Load:
 
     def _listen(self, name: str) -> None:
         """Opens a stream of notifications, and again when it has ended, which it must properly."""
-        session = self._open_session("2025-11-25")
+        session = self._open_session("2025-11-25", self._held)
         last = ""
         while not self._over.is_set():
             headers = {**session.headers, **({"Last-Event-ID": last} if last else {})}

@@ -17,7 +17,7 @@ from tests.peers.postgres_server import create_database, run_postgres
 
 KEY = "key-of-the-cluster-0123456789abcdef"
 SECRET = "secret-of-the-cluster-0123456789abcdef"
-LEASE_SECONDS = 3.0
+TIMES = "lease_secs = 3\ndrain_secs = 1\n"
 ENVIRONMENT = {"CLUSTER_SECRET": SECRET}
 
 
@@ -31,7 +31,7 @@ class BalancedHub(RunningHub):
         if "[cluster]" not in text:
             database = create_database(find_shared_server())
             text += f'\n[store]\nurl = "{database}"\n'
-            text += f'[cluster]\nsecret = "{SECRET}"\nlease_secs = {LEASE_SECONDS}\n'
+            text += f'[cluster]\nsecret = "{SECRET}"\n{TIMES}'
             file.write_text(text, encoding="utf-8")
         self.others: list[RunningHub] = []
         for number in range(1, count):
@@ -109,7 +109,7 @@ class Cluster:
             home.mkdir(mode=0o700)
             config = (
                 f'api_key = "{KEY}"\n{self._config}\n[store]\nurl = "env:CLUSTER_DATABASE"\n'
-                f'[cluster]\nsecret = "env:CLUSTER_SECRET"\nlease_secs = {LEASE_SECONDS}\n'
+                f'[cluster]\nsecret = "env:CLUSTER_SECRET"\n{TIMES}'
             )
             file = home / "config.toml"
             file.write_text(_written_config(config, self._servers), encoding="utf-8")

@@ -115,8 +115,8 @@ class ClusterParts:
     """What this hub leaves to its heir."""
     _listener: HttpListener | None = None
     _internal: InternalApp | None = None
-    _closing: list[Callable[[], None]] = field(default_factory=list)
-    """Has parts leave requests to the heir of this hub."""
+    _end_streams: list[Callable[[], None]] = field(default_factory=list)
+    """What ends the streams between this hub and others when it stops."""
 
     def open_placed(self, url: str) -> HttpClient | None:
         """Returns the client for a server that another hub runs; None for other addresses."""
@@ -131,7 +131,7 @@ class ClusterParts:
 
     def wrap(self, app: Application, identify: Identify) -> ForwardingApp:
         wrapped = ForwardingApp(app, self.hubs, self._clients.open, identify)
-        self._closing.append(wrapped.close)
+        self._end_streams.append(wrapped.close)
         return wrapped
 
     async def start(
@@ -150,7 +150,6 @@ class ClusterParts:
         of this hub if others have declared it dead. `find_state` tells other hubs of this one."""
         self.hubs.on_inherit.append(inherit)
         self.hubs.on_lost.append(begin_anew)
-        self._closing.append(placed.close)
         mounts: dict[str, Serve] = {
             PREFIX: placed.serve,
             REPORT: partial(self._reports.serve, find_state),
@@ -167,7 +166,9 @@ class ClusterParts:
         self.handover.start()
 
     def build_placed(self, guards: Guards, upstreams: UpstreamManager) -> PlacedServers:
-        return PlacedServers(guards, upstreams, self.key)
+        placed = PlacedServers(guards, upstreams, self.key)
+        self._end_streams.append(placed.close)
+        return placed
 
     async def set_ready(self) -> None:
         await self.hubs.set_state(READY)
@@ -208,10 +209,9 @@ class ClusterParts:
         """Takes no more requests of other hubs, which wait for the heir of this one."""
         if self._internal is not None:
             self._internal.close()
-        for close in self._closing:
-            close()
-        if self._listener is not None:  # or it has not joined
-            await self.hubs.set_state(DRAINING)
+        for end in self._end_streams:
+            end()
+        await self.hubs.set_state(DRAINING)
 
     async def wait_idle(self, seconds: float) -> bool:
         """Waits for the requests of other hubs that this one has taken; False if some are left."""

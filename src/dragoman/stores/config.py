@@ -76,7 +76,7 @@ class ClusterSettings(Struct, frozen=True, kw_only=True):
             description="Seconds for which a hub that stops still takes requests, so that a "
             "balancer can notice it by /readyz.",
         ),
-    ] = 1
+    ] = 3
 
 
 class RedisSettings(Struct, frozen=True, kw_only=True):

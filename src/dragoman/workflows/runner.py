@@ -86,6 +86,8 @@ class RunLimits(Struct, frozen=True, kw_only=True):
     """After a failure of the store."""
     stop_secs: float = 3.0
     """How long running calls may take to end when the hub stops."""
+    save_secs: float = 0.4
+    """How long their outcomes may take to be stored then."""
 
 
 class Definitions(Protocol):
@@ -182,13 +184,21 @@ class Runner:
     async def close(self) -> None:
         """Lets running calls end, for a moment; the runs continue with the next start."""
         self.begin_stop()
-        for driver in self._drivers.values():
-            driver.woken.set()
-        await self._call_tasks.close(grace=self._limits.stop_secs, reason=STOPPING)
-        for driver in self._drivers.values():
-            driver.woken.set()
+        await self._wait_for_drivers(self._limits.stop_secs)
+        await self._call_tasks.close(reason=STOPPING)
+        await self._wait_for_drivers(self._limits.save_secs)
         await self._background.close()
         await self._canceller.close()
+
+    async def _wait_for_drivers(self, seconds: float) -> None:
+        """Waits until the drivers have stored how their calls ended: a step whose end is not stored
+        counts as interrupted."""
+        for driver in self._drivers.values():
+            driver.woken.set()
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        while self._drivers and loop.time() < until:
+            await asyncio.sleep(0.01)
 
     @property
     def active_count(self) -> int:
