@@ -211,7 +211,8 @@ class ClusterParts:
             self._internal.close()
         for end in self._end_streams:
             end()
-        await self.hubs.set_state(DRAINING)
+        if self._listener is not None:  # or it has not joined
+            await self.hubs.set_state(DRAINING)
 
     async def wait_idle(self, seconds: float) -> bool:
         """Waits for the requests of other hubs that this one has taken; False if some are left."""
