@@ -180,7 +180,8 @@ class StreamableHttpTransport:
     ) -> None:
         """Answers a request that its client can cancel."""
         id = rpc.find_id(message)
-        responder.id, responder.ownership = id, self._ownership
+        if self._handover is not None:
+            responder.id, responder.ownership = id, self._ownership
         key, running = rpc.build_key(id), session.running
         if key in running:
             await responder.finish(rpc.encode_error(id, rpc.INVALID_REQUEST, ID_IN_USE))
