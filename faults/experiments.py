@@ -33,6 +33,7 @@ from faults import (
     shared_limits,
     shutdown,
     store_copy,
+    takeovers,
     task_store,
     tools_fuzz,
     upstream_fuzz,
@@ -195,6 +196,13 @@ EXPERIMENTS = [
         "parked steps hold no connections and little memory; the next hub polls each at a measured "
         "pace, and all end; the agent got each message once",
         parked_runs.park_runs, 500, 20,
+    ),
+    Experiment(
+        "takeover of many tasks",
+        "a hub takes over the A2A tasks of another one that has died, some of them damaged",
+        "all others are taken over, those that ran have failed, and the event loop is never busy "
+        "for more than a second at a time",
+        takeovers.take_over_tasks, 10_000, 1_000,
     ),
     Experiment(
         "power failure: workflow runs",

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dragoman.core.background import Background, resolve
 from dragoman.core.cluster import MARK_CHARS, End, OwnedElsewhere, Receive
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from dragoman.stores.redis_bus import RedisBus
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 CHANNEL = "dragoman_hubs"
 SCHEMA = """
@@ -525,7 +527,7 @@ class PostgresCluster:
                 await connection.execute(_INHERIT_ALL.encode(), (self.mark, id))
                 return True
 
-        return await self._lane.attempt(run, STATEMENT_SECONDS)
+        return await self._attempt(run, STATEMENT_SECONDS)
 
     async def _settle(self, id: str, mark: str) -> None:
         """Takes over what a hub owned, before requests for it are served here."""
@@ -608,10 +610,15 @@ class PostgresCluster:
                 await connection.execute(script.encode())
 
         async with self._lock:
-            await self._lane.attempt(run, 10.0)
+            await self._attempt(run, 10.0)
 
     async def _run(self, statement: str, values: Any) -> list[Row]:
         return await self._lane.run(statement, values)
+
+    async def _attempt(
+        self, run: Callable[[psycopg.AsyncConnection[Any]], Awaitable[T]], seconds: float
+    ) -> T:
+        return await self._lane.attempt(run, seconds)
 
 
 def _summarize(hubs: Mapping[str, HubRecord]) -> dict[str, tuple[object, ...]]:
