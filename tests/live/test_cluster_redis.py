@@ -48,17 +48,20 @@ def test_hubs_of_a_cluster_have_one_limit_and_send_messages_by_redis(
     valkey.command("FLUSHALL")
     begun = time.monotonic()
 
-    def call(number: int) -> tuple[int, int]:
+    refused: list[int] = []
+
+    def call(number: int) -> int:
         admitted = turn = 0
-        while time.monotonic() - begun < 1.5:
+        while (passed := time.monotonic() - begun) < 1.5 or (not refused and passed < 20):
             turn += 1
             status = wire.get(f"{urls[(number + turn) % 2]}/api/tools", cluster.headers).status
             assert status in (200, 429)
             admitted += status == 200
-        return admitted, turn
+            refused.extend([number] * (status == 429))
+        return admitted
 
     found = run_concurrently(call, 6)
     limit = BURST + PER_SECOND * (time.monotonic() - begun)
-    admitted = sum(one for one, _ in found)
-    assert 0.5 * limit < admitted <= 1.2 * limit
-    assert sum(turn for _, turn in found) > admitted
+    # A busy machine may send few, but some more than the limit.
+    assert BURST / 2 < sum(found) <= 1.2 * limit
+    assert refused
