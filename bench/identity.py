@@ -56,14 +56,14 @@ def store_login(home: Path, url: str) -> None:
     from dragoman.oauth.client.token_vault import TokenVault
     from dragoman.oauth.config import OAuthSettings
     from dragoman.stores.credential_key import find_key
-    from dragoman.stores.credentials import SqliteCredentials
+    from dragoman.stores.credentials import DatabaseCredentials
 
     issuer, now = "https://login.example.com", time.time()
     stored = StoredToken(
         "t" * 400, "", now + 7_200, now, (), (), issuer, url, f"{issuer}/token", "",
         ClientIdentity("bench", source="registered"),
     )  # fmt: skip
-    store = SqliteCredentials(home, find_key(home, "file", {}))
+    store = DatabaseCredentials(home, find_key(home, "file", {}))
     try:
         user = Principal(USER, f"bench/{SUBJECT}")
         TokenVault("up0", url, OAuthSettings(), store).save(user.key, stored)

@@ -19,7 +19,7 @@ from dragoman.core.ports import TaskChange
 from dragoman.core.principal import Principal
 from dragoman.stores.audit.log import SqliteAuditLog
 from dragoman.stores.registry import RegistryStore
-from dragoman.stores.tasks import SqliteTaskStore
+from dragoman.stores.tasks import DatabaseTaskStore
 from faults.fixtures import write_agents
 from faults.harness import Outcome, running_hub, temporary_home, write_config
 from faults.task_store import check_kept
@@ -49,7 +49,7 @@ def _fill(home: Path, agents: int) -> list[str]:
                 name=f"agent{number}", url=f"http://127.0.0.1:9/{number}", enabled=False
             )
             registry.save_agent(encode_registration(create_registration(entry, 1.0)))
-    with closing(SqliteTaskStore(home)) as tasks:
+    with closing(DatabaseTaskStore(home)) as tasks:
         (model,) = tasks.load()
         entries = tuple(tasks.load_entries(model.key))
         ids = [f"task-{number}" for number in range(TASKS * agents - 1)]

@@ -16,7 +16,7 @@ from dragoman.core.principal import Principal
 from dragoman.core.task_registry import TaskLimits, TaskRegistry
 from dragoman.core.tasks import Entry, Outcome, Task, TaskRecord
 from dragoman.stores.database import connect_server
-from dragoman.stores.tasks import SqliteTaskStore
+from dragoman.stores.tasks import DatabaseTaskStore
 from faults.harness import Outcome as Found
 
 OWNERS, AT_ONCE, EVENTS = 50, 500, 5
@@ -42,7 +42,7 @@ def take_over_tasks(size: int, seed: int, outcome: Found) -> None:
 
 async def _take_over(url: str, size: int, outcome: Found) -> None:
     with closing(connect_server(url)) as server:
-        dead, heir = SqliteTaskStore(server, hub="dead"), SqliteTaskStore(server, hub="heir")
+        dead, heir = DatabaseTaskStore(server, hub="dead"), DatabaseTaskStore(server, hub="heir")
         entries = tuple(Entry(n, 1.0, {"words": "y" * 200}) for n in range(1, EVENTS + 1))
         for start in range(0, size, AT_ONCE):
             numbers = range(start, min(start + AT_ONCE, size))

@@ -52,7 +52,7 @@ from dragoman.core.tasks import Outcome
 from dragoman.core.tool import build_unknown_tool
 from dragoman.guards.validate import compile_schema
 from dragoman.net.client import OutboundHttp
-from dragoman.stores.tasks import MemoryTaskStore, SqliteTaskStore
+from dragoman.stores.tasks import DatabaseTaskStore, MemoryTaskStore
 from dragoman.web.http import http1
 from dragoman.web.http.listener import HttpListener
 from dragoman.web.http.request import ServerRequest
@@ -173,7 +173,7 @@ async def test_unserializable_numbers_do_not_block_other_tasks(kind: str, tmp_pa
 
     class Count(int): ...
 
-    store = SqliteTaskStore(tmp_path) if kind == "sqlite" else MemoryTaskStore()
+    store = DatabaseTaskStore(tmp_path) if kind == "sqlite" else MemoryTaskStore()
     tasks = build_registry(store)
     odd, other = made(PausedCall(), id="odd"), made(PausedCall(), YOU, "other")
     for task in (odd, other):
@@ -189,7 +189,7 @@ async def test_unserializable_numbers_do_not_block_other_tasks(kind: str, tmp_pa
 
 
 def test_locked_store_refuses_and_recovers(tmp_path: Path) -> None:
-    store = SqliteTaskStore(tmp_path)
+    store = DatabaseTaskStore(tmp_path)
     change = TaskChange(0, "one", ME, "working", 1.0, 1.0, {}, ())
     push = StoredPush(1, "hook", {}, 0, 0, 0.0, "")
     other = sqlite3.connect(tmp_path / "tasks.db", isolation_level=None)
@@ -263,7 +263,7 @@ def test_final_message_as_large_as_its_artifacts_does_not_block() -> None:
 
 @pytest.mark.parametrize("kind", ["sqlite", "memory"])
 async def test_long_event_log_is_read_in_slices(kind: str, tmp_path: Path) -> None:
-    store = SqliteTaskStore(tmp_path) if kind == "sqlite" else MemoryTaskStore()
+    store = DatabaseTaskStore(tmp_path) if kind == "sqlite" else MemoryTaskStore()
     # The save timer must not run: it keeps the entries of a task that a client waits for.
     tasks = build_registry(store, save_seconds=60.0)
     work = PausedCall(*(Progress(progress=n, message=f"{n} {'x' * 10_000}") for n in range(300)))

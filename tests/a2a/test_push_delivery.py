@@ -33,7 +33,7 @@ from dragoman.core.tool import build_unknown_tool
 from dragoman.net.client import OutboundHttp
 from dragoman.net.dialing import Resolve, system_resolve
 from dragoman.stores.database import Statement
-from dragoman.stores.tasks import MemoryTaskStore, SqliteTaskStore
+from dragoman.stores.tasks import DatabaseTaskStore, MemoryTaskStore
 
 ALICE, BOB = Principal("key", "alice"), Principal("key", "bob")
 BOUND = 5.0
@@ -325,7 +325,7 @@ async def test_webhooks_of_a_revoked_principal_are_parked_across_restarts(
 
     async with receiving() as receiver:
         receiver.held = {"/alice": asyncio.Event(), "/bob": asyncio.Event()}
-        store = SqliteTaskStore(tmp_path)
+        store = DatabaseTaskStore(tmp_path)
         async with run_push_rig(store) as hub:
             for owner in (ALICE, BOB):
                 task = hub.begin(owner.id, owner)
@@ -341,7 +341,7 @@ async def test_webhooks_of_a_revoked_principal_are_parked_across_restarts(
             await receiver.until(2, "/bob")
             await hub.quiet()
         store.close()
-        store = SqliteTaskStore(tmp_path)
+        store = DatabaseTaskStore(tmp_path)
         async with run_push_rig(store) as hub:
             hub.push.end_principals(why_ended)
             await receiver.until(3, "/bob")  # that it was interrupted
@@ -368,7 +368,7 @@ async def test_failed_delivery_is_retried_before_later_events(code: int) -> None
 async def test_retry_delay_grows_and_resets_after_a_success(
     tmp_path: Path,
 ) -> None:
-    store = SqliteTaskStore(tmp_path)
+    store = DatabaseTaskStore(tmp_path)
     async with receiving() as receiver, run_push_rig(store, first_seconds=0.04) as hub:
         task = hub.begin()
         receiver.answers["/hook"] = failing(500, 500, 500)
@@ -399,7 +399,7 @@ async def test_permanently_failing_webhook_is_dropped(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    store = SqliteTaskStore(tmp_path)
+    store = DatabaseTaskStore(tmp_path)
     async with receiving() as receiver, run_push_rig(store, push_attempts=3) as hub:
         task = hub.begin()
         receiver.answers["/dead"] = lambda _: status(500, body=b"x" * 1000)
@@ -441,7 +441,7 @@ async def test_permanently_failing_webhook_is_dropped(
 
 
 async def test_webhook_answering_410_is_dropped_at_once(tmp_path: Path) -> None:
-    store = SqliteTaskStore(tmp_path)
+    store = DatabaseTaskStore(tmp_path)
     async with receiving() as receiver, run_push_rig(store) as hub:
         task = hub.begin()
         receiver.answers["/hook"] = lambda _: status(410)
@@ -474,7 +474,7 @@ async def test_retry_after_is_honoured_up_to_a_minute(
 ) -> None:
     if said.startswith("date"):
         said = formatdate(time() + int(said.removeprefix("date")), usegmt=True)
-    store = SqliteTaskStore(tmp_path)
+    store = DatabaseTaskStore(tmp_path)
     async with receiving() as receiver, run_push_rig(store, first_seconds=0.2) as hub:
         task = hub.begin()
         receiver.answers["/hook"] = lambda _: status(503, f"retry-after: {said}")
@@ -489,7 +489,7 @@ async def test_retry_after_is_honoured_up_to_a_minute(
 
 
 async def test_webhook_redirect_is_a_failure(tmp_path: Path) -> None:
-    store = SqliteTaskStore(tmp_path)
+    store = DatabaseTaskStore(tmp_path)
     async with receiving() as receiver, run_push_rig(store, push_attempts=2) as hub:
         task = hub.begin()
         moved = f"location: {receiver.url('/elsewhere')}"
@@ -529,7 +529,7 @@ async def test_webhook_response_body_is_not_read() -> None:
 
 
 async def test_webhook_timeout_is_a_failure(tmp_path: Path) -> None:
-    store = SqliteTaskStore(tmp_path)
+    store = DatabaseTaskStore(tmp_path)
     async with (
         receiving() as receiver,
         run_push_rig(store, push_timeout_secs=0.05, push_attempts=2) as hub,
@@ -629,7 +629,7 @@ async def test_busy_webhook_yields_to_others(
 
 async def test_restarted_hub_continues_deliveries(tmp_path: Path) -> None:
     async with receiving() as receiver:
-        store = SqliteTaskStore(tmp_path)
+        store = DatabaseTaskStore(tmp_path)
         async with run_push_rig(store, first_seconds=60) as hub:
             task = hub.begin()
             receiver.answers["/hook"] = failing(200, 200, 500)
@@ -647,7 +647,7 @@ async def test_restarted_hub_continues_deliveries(tmp_path: Path) -> None:
             told = len(await receiver.until(1, "/old"))
         store.close()
 
-        again = SqliteTaskStore(tmp_path)
+        again = DatabaseTaskStore(tmp_path)
         due = time() + 0.2
         again._db.execute("UPDATE pushes SET next_at = ? WHERE id = 'one'", (due,))
         async with run_push_rig(again) as hub:
@@ -670,7 +670,7 @@ async def test_interrupted_delivery_is_sent_after_restart(
     tmp_path: Path,
 ) -> None:
     async with receiving() as receiver:
-        store = SqliteTaskStore(tmp_path)
+        store = DatabaseTaskStore(tmp_path)
         receiver.held["/hook"] = asyncio.Event()
         async with run_push_rig(store) as hub:
             task = hub.begin()
@@ -679,7 +679,7 @@ async def test_interrupted_delivery_is_sent_after_restart(
             await receiver.until(1)
         store.close()
         receiver.held["/hook"].set()
-        again = SqliteTaskStore(tmp_path)
+        again = DatabaseTaskStore(tmp_path)
         async with run_push_rig(again):
             assert texts_of_deliveries(await receiver.until(3)) == [DONE[0], *DONE], (
                 "rather twice than never"
@@ -687,7 +687,7 @@ async def test_interrupted_delivery_is_sent_after_restart(
         again.close()
 
 
-class Refusing(SqliteTaskStore):
+class Refusing(DatabaseTaskStore):
     """A store on a disk that may be full."""
 
     full = False
@@ -720,7 +720,7 @@ async def test_full_disk_refuses_new_webhooks_and_keeps_existing_ones(
 
 
 async def test_removed_task_removes_its_webhooks(tmp_path: Path) -> None:
-    store = SqliteTaskStore(tmp_path)
+    store = DatabaseTaskStore(tmp_path)
     async with receiving() as receiver, run_push_rig(store, most=2, first_seconds=60) as hub:
         old = hub.begin("old")
         receiver.answers["/old"] = lambda _: status(500)
@@ -751,7 +751,7 @@ async def test_removed_task_removes_its_webhooks(tmp_path: Path) -> None:
 async def test_orphaned_webhooks_are_removed_at_start(
     tmp_path: Path,
 ) -> None:
-    store = SqliteTaskStore(tmp_path)
+    store = DatabaseTaskStore(tmp_path)
     async with receiving() as receiver, run_push_rig(store) as hub:
         task = hub.begin()
         await hub.push.set(task, {"url": receiver.url()}, "1.0")
@@ -824,7 +824,7 @@ async def test_webhooks_are_listed_page_by_page() -> None:
 async def test_deleted_webhook_receives_nothing_and_deletion_is_idempotent(
     tmp_path: Path,
 ) -> None:
-    store = SqliteTaskStore(tmp_path)
+    store = DatabaseTaskStore(tmp_path)
     async with receiving() as receiver, run_push_rig(store) as hub:
         task = hub.begin()
         receiver.held["/hook"] = asyncio.Event()
@@ -917,7 +917,7 @@ async def test_total_webhooks_are_bounded_and_finished_ones_evicted_first(
     bound: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(push_module, bound, 3)
-    store = SqliteTaskStore(tmp_path)
+    store = DatabaseTaskStore(tmp_path)
     async with receiving() as receiver, run_push_rig(store) as hub:
         done, runs = hub.begin("done"), hub.begin("runs")
         await hub.push.set(done, {"id": "a", "url": receiver.url("/a")}, "1.0")
@@ -988,7 +988,7 @@ async def test_allowed_private_addresses_exclude_metadata() -> None:
 async def test_webhook_name_resolving_to_a_private_address_is_refused_at_dial(
     tmp_path: Path,
 ) -> None:
-    store = SqliteTaskStore(tmp_path)
+    store = DatabaseTaskStore(tmp_path)
     inside = resolving(["8.8.8.8"], ["127.0.0.1"])
     settings: dict[str, Any] = {"resolve": inside, "private": False, "push_attempts": 2}
     async with receiving() as receiver, run_push_rig(store, **settings) as hub:
@@ -1007,7 +1007,7 @@ async def test_webhook_name_resolving_to_a_private_address_is_refused_at_dial(
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 async def test_stored_webhook_url_has_no_operator_trust(host: str, tmp_path: Path) -> None:
     """Stored when private addresses were allowed or not checked."""
-    store = SqliteTaskStore(tmp_path)
+    store = DatabaseTaskStore(tmp_path)
     async with receiving() as receiver:
         receiver.answers["/hook"] = lambda _: status(500)
         async with run_push_rig(store, first_seconds=60) as hub:

@@ -18,7 +18,7 @@ from dragoman.core.local_agents import AGENT, AgentProfiles
 from dragoman.core.principal import Principal
 from dragoman.core.tool import Nowhere, Tool
 from dragoman.guards.grants import GrantedAuthorizer
-from dragoman.stores.usage import SqliteUsage
+from dragoman.stores.usage import DatabaseUsage
 
 pytestmark = pytest.mark.promise("P1", "T2")
 
@@ -151,7 +151,7 @@ async def test_budget_of_a_parent_holds_for_all_that_it_started(rig: AgentRig) -
         assert await rig.ask("other") == "fine"
         usage = rig.app.parts.stores.usage
         usage.close()
-        fresh = SqliteUsage(rig.home)  # the same sums from the file
+        fresh = DatabaseUsage(rig.home)  # the same sums from the file
         now = time.time()
         sums = [fresh.find_today("agent", name, now)[0] for name in ("boss", "first", "second")]
         assert sums == [54, 36, 18] and fresh.find_today("origin", "owner:owner", now)[0] == 90

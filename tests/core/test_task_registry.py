@@ -41,7 +41,7 @@ from dragoman.core.tasks import (
 )
 from dragoman.core.tool import build_unknown_tool
 from dragoman.stores.database import connect_server
-from dragoman.stores.tasks import MemoryTaskStore, SqliteTaskStore
+from dragoman.stores.tasks import DatabaseTaskStore, MemoryTaskStore
 
 INTERRUPTED = "it was interrupted: the hub was stopped while it worked on this"
 ALICE, BOB = Principal("key", "alice"), Principal("key", "bob")
@@ -99,7 +99,7 @@ def build_stored(stored: StoredTask) -> Noted:
 
 
 def listed(
-    store: SqliteTaskStore | MemoryTaskStore,
+    store: DatabaseTaskStore | MemoryTaskStore,
     clock_is_steady: Callable[[], bool] = lambda: True,
     **bounds: Any,
 ) -> TaskRegistry[NotedRecord]:
@@ -123,7 +123,7 @@ def ids(tasks: TaskRegistry[NotedRecord], owner: Principal) -> list[str]:
 
 async def test_a_damaged_task_does_not_hold_up_the_takeover_of_others(postgres_url: str) -> None:
     with closing(connect_server(postgres_url)) as server:
-        one, two = SqliteTaskStore(server, hub="one"), SqliteTaskStore(server, hub="two")
+        one, two = DatabaseTaskStore(server, hub="one"), DatabaseTaskStore(server, hub="two")
         before = listed(one, count=300, count_per_owner=300)
         made = kept(before, ALICE, *(f"t{n}" for n in range(250)))
         made[0].say("hello")
@@ -214,7 +214,7 @@ async def test_full_registry_evicts_tasks_of_the_same_principal_first() -> None:
 
 
 async def test_lowered_limit_applies_from_the_next_task(tmp_path: Path) -> None:
-    store = SqliteTaskStore(tmp_path)
+    store = DatabaseTaskStore(tmp_path)
     tasks = listed(store, count_per_owner=6)
     for task in kept(tasks, ALICE, *"abcdef"):
         task.finish()
@@ -229,7 +229,7 @@ async def test_lowered_limit_applies_from_the_next_task(tmp_path: Path) -> None:
 
 
 async def test_total_bytes_are_bounded_as_stored(tmp_path: Path) -> None:
-    store = SqliteTaskStore(tmp_path)
+    store = DatabaseTaskStore(tmp_path)
     tasks = listed(store, stored_bytes=100_000)
     for task in kept(tasks, ALICE, "a", "b", "c"):
         task.say("x" * 10_000)
@@ -273,7 +273,7 @@ async def test_task_id_is_scoped_to_its_principal() -> None:
 async def test_removed_task_is_stopped_and_its_waiters_notified(
     tmp_path: Path,
 ) -> None:
-    store = SqliteTaskStore(tmp_path)
+    store = DatabaseTaskStore(tmp_path)
     tasks = listed(store)
     told: list[Task[NotedRecord]] = []
     tasks.on_remove(told.append)
@@ -290,7 +290,7 @@ async def test_removed_task_is_stopped_and_its_waiters_notified(
     tasks.flush()
     await tasks.close()
     store.close()
-    again = SqliteTaskStore(tmp_path)
+    again = DatabaseTaskStore(tmp_path)
     assert again.load() == []
     again.close()
 
@@ -299,7 +299,7 @@ async def test_removed_task_is_stopped_and_its_waiters_notified(
 
 
 async def test_events_cost_a_constant_number_of_statements(tmp_path: Path) -> None:
-    store = SqliteTaskStore(tmp_path)
+    store = DatabaseTaskStore(tmp_path)
     tasks = listed(store)
     [task] = kept(tasks, ALICE, "one")
     tasks.flush()
@@ -315,7 +315,7 @@ async def test_events_cost_a_constant_number_of_statements(tmp_path: Path) -> No
 
 
 async def test_concurrent_changes_are_saved_in_one_transaction(tmp_path: Path) -> None:
-    store = SqliteTaskStore(tmp_path)
+    store = DatabaseTaskStore(tmp_path)
     tasks = listed(store)
     several = kept(tasks, ALICE, "one", "two", "three")
     tasks.flush()
@@ -335,7 +335,7 @@ async def test_concurrent_changes_are_saved_in_one_transaction(tmp_path: Path) -
     store.close()
 
 
-class Refusing(SqliteTaskStore):
+class Refusing(DatabaseTaskStore):
     """A store on a disk that may be full."""
 
     full = False
@@ -375,7 +375,7 @@ async def test_failed_save_is_retried(tmp_path: Path, caplog: pytest.LogCaptureF
 
 @pytest.mark.parametrize("kind", ["sqlite", "memory"])
 async def test_log_of_a_finished_task_is_only_in_the_store(kind: str, tmp_path: Path) -> None:
-    store = SqliteTaskStore(tmp_path) if kind == "sqlite" else MemoryTaskStore()
+    store = DatabaseTaskStore(tmp_path) if kind == "sqlite" else MemoryTaskStore()
     tasks = listed(store)
     [task] = kept(tasks, ALICE, "one")
     for n in range(5):
@@ -453,7 +453,7 @@ async def test_waiting_task_expires_and_a_working_one_does_not() -> None:
 async def test_waiting_task_expires_across_a_restart(
     tmp_path: Path,
 ) -> None:
-    store = SqliteTaskStore(tmp_path)
+    store = DatabaseTaskStore(tmp_path)
     tasks = listed(store)
     kept(tasks, ALICE, "waits")[0].wait()
     await tasks.close()
@@ -470,7 +470,7 @@ async def test_waiting_task_expires_across_a_restart(
 async def test_clock_jump_expires_no_task(
     tmp_path: Path,
 ) -> None:
-    store = SqliteTaskStore(tmp_path)
+    store = DatabaseTaskStore(tmp_path)
     tasks = listed(store)
     kept(tasks, ALICE, "waits")[0].wait()
     await tasks.close()
@@ -498,7 +498,7 @@ async def test_clock_jump_expires_no_task(
 async def test_tasks_running_at_a_crash_fail_and_others_are_unchanged(
     tmp_path: Path,
 ) -> None:
-    store = SqliteTaskStore(tmp_path)
+    store = DatabaseTaskStore(tmp_path)
     tasks = listed(store)
     works, waits, sealed, done = kept(tasks, ALICE, "works", "waits", "sealed", "done")
     works.start()
@@ -539,7 +539,7 @@ async def test_tasks_running_at_a_crash_fail_and_others_are_unchanged(
 async def test_restart_keeps_event_and_eviction_order(
     tmp_path: Path,
 ) -> None:
-    store = SqliteTaskStore(tmp_path)
+    store = DatabaseTaskStore(tmp_path)
     tasks = listed(store)
     one, two, three = kept(tasks, ALICE, "one", "two", "three")
     for task in (three, one, two):
@@ -558,7 +558,7 @@ async def test_restart_keeps_event_and_eviction_order(
 
 
 async def test_close_stops_and_stores_running_tasks(tmp_path: Path) -> None:
-    store = SqliteTaskStore(tmp_path)
+    store = DatabaseTaskStore(tmp_path)
     tasks = listed(store)
     works, waits = kept(tasks, ALICE, "works", "waits")
     works.start()
@@ -574,7 +574,7 @@ async def test_close_stops_and_stores_running_tasks(tmp_path: Path) -> None:
 
 
 async def test_finished_call_is_stored_without_a_reader(tmp_path: Path) -> None:
-    store = SqliteTaskStore(tmp_path)
+    store = DatabaseTaskStore(tmp_path)
     tasks = listed(store)
     task = Noted(ALICE, "one", nothing)
     tasks.insert(task)

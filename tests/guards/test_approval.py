@@ -51,7 +51,7 @@ from dragoman.guards.approval_desk import ApprovalDesk
 from dragoman.guards.authorize import Authorize
 from dragoman.guards.config import ApprovalSettings
 from dragoman.guards.held_calls import HeldCalls
-from dragoman.stores.approvals import SqliteApprovals
+from dragoman.stores.approvals import DatabaseApprovals
 from dragoman.stores.database import StorePlace
 
 pytestmark = pytest.mark.promise("U6")
@@ -109,7 +109,7 @@ class Rig:
         self.now = 1_000.0
         self.judge, self.target, self.audit = Judge(), Target(), NullAudit()
         self.settings = ApprovalSettings(**{"wait_secs": 0, **settings})
-        self.store = SqliteApprovals(home)
+        self.store = DatabaseApprovals(home)
         self.ready: list[str] = []
         bus, chains = Bus(), CallChains(bytes(32))
         catalog = Catalog(review=admit_all)

@@ -41,7 +41,7 @@ from dragoman.guards.recursion import Recursion
 from dragoman.guards.taint import CollectLabels, Taint
 from dragoman.guards.tool_flows import ToolFlowTable, find_mode, list_rules
 from dragoman.stores.database import StorePlace
-from dragoman.stores.labels import MemoryLabels, SqliteLabels
+from dragoman.stores.labels import DatabaseLabels, MemoryLabels
 
 pytestmark = pytest.mark.promise("P5")
 
@@ -309,7 +309,7 @@ async def test_run_labels_survive_a_restart_where_they_are_enforced(
     store_place: StorePlace,
 ) -> None:
     for turn in range(2):
-        store = SqliteLabels(store_place)
+        store = DatabaseLabels(store_place)
         rig = Rig('clients = "enforce"\n', store)
         add_matrix(rig)
         if not turn:
@@ -338,12 +338,12 @@ async def test_conversation_with_an_agent_keeps_its_labels(
     def more(id: str) -> dict[str, Any]:
         return {"message": MessageOrigin(context=id)} if how == "message" else {"session": id}
 
-    store = SqliteLabels(store_place)
+    store = DatabaseLabels(store_place)
     rig = Rig(store=store)
     add_matrix(rig)
     await rig.run("from_external_network.do", **more("c1"))
     store.close()
-    store = SqliteLabels(store_place)
+    store = DatabaseLabels(store_place)
     rig = Rig(store=store)  # after a restart
     add_matrix(rig)
     with pytest.raises(Tainted, match=r'from "from_external_network.do"'):
@@ -366,7 +366,7 @@ STORED = [
 async def test_stored_data_keeps_its_labels(
     tmp_path: Path, written: dict[str, Any], read: dict[str, Any], other: dict[str, Any]
 ) -> None:
-    store = SqliteLabels(tmp_path)
+    store = DatabaseLabels(tmp_path)
     rig = Rig(store=store)
     add_matrix(rig)
     files = Target("files")
@@ -423,7 +423,7 @@ async def test_resource_has_the_labels_of_its_file() -> None:
 
 
 def test_dropped_labels_pass_to_everything_of_their_kind(store_place: StorePlace) -> None:
-    store = SqliteLabels(store_place, most=10)
+    store = DatabaseLabels(store_place, most=10)
     origin = {"secret": LabelOrigin("a.b", "t" * 32, "why")}
     for number in range(11):
         store.add_labels(f"file /w/{number}", origin)

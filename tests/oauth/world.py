@@ -19,7 +19,7 @@ from dragoman.oauth.client.limits import OAuthLimits
 from dragoman.oauth.client.records import SHARED, CredentialStatus, Grant
 from dragoman.oauth.client.tokens import TokenManager
 from dragoman.oauth.config import OAuthSettings
-from dragoman.stores.credentials import SqliteCredentials
+from dragoman.stores.credentials import DatabaseCredentials
 from dragoman.wire.http import FixedHeaders, HttpReply
 
 REDIRECT = "http://127.0.0.1:4150/oauth/callback"
@@ -37,7 +37,7 @@ class World:
     authority: Authority
     resource: Resource
     outbound: OutboundHttp
-    store: SqliteCredentials
+    store: DatabaseCredentials
     allow_private: bool = True
     limits: OAuthLimits = LIMITS
     document_url: str = ""
@@ -83,7 +83,7 @@ class World:
 
     def reopen(self, key: bytes = KEY) -> None:
         self.store.close()
-        self.store = SqliteCredentials(self.home, key)
+        self.store = DatabaseCredentials(self.home, key)
 
     async def _resolve(self, reference: str, owner: str) -> str:
         return self.secrets[reference]
@@ -102,7 +102,7 @@ async def build_world(home: Path, kind: str = "authlib", **options: Any) -> Asyn
         listener, base = bind()
         resource = Resource(f"{base}/mcp", authority.find, [authority.issuer], scopes=["read"])
         await stack.enter_async_context(serve(resource.app, listener))
-        world = World(home, authority, resource, outbound, SqliteCredentials(home, KEY))
+        world = World(home, authority, resource, outbound, DatabaseCredentials(home, KEY))
         yield world
         for manager in world.made:
             await manager.close()

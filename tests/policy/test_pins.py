@@ -44,7 +44,7 @@ from dragoman.pins.diff import render_diff
 from dragoman.pins.digest import compute_digest, normalize, select_pinned, select_pinned_of_card
 from dragoman.pins.review import PinReviewer
 from dragoman.pins.sanitize import clean_text, clean_value, escape_hidden, has_hidden
-from dragoman.stores.pins import SqlitePins
+from dragoman.stores.pins import DatabasePins
 from dragoman.wire.json import encode
 
 
@@ -108,7 +108,7 @@ class Board:
     """Pins in a folder, and people who decide."""
 
     def __init__(self, place: Path, mode: str = "first") -> None:
-        self.store = SqlitePins(place)
+        self.store = DatabasePins(place)
         self.mode = mode
         self.now = 1_790_000_000.0
         self.pins = PinReviewer(self.store, lambda target: self.mode, lambda: self.now)
@@ -514,7 +514,7 @@ def test_diff_output_is_bounded() -> None:
 # --- in doubt -------------------------------------------------------------------------------------
 
 
-class Broken(SqlitePins):
+class Broken(DatabasePins):
     """A store of which some things fail."""
 
     reading = writing = True

@@ -10,7 +10,7 @@ from typing import Any
 from tests.stores.places import execute
 
 from dragoman.core.conversations import ConversationKey
-from dragoman.stores.conversations import ConversationStoreLimits, SqliteConversations
+from dragoman.stores.conversations import ConversationStoreLimits, DatabaseConversations
 from dragoman.stores.database import StorePlace, connect_server
 
 KEY = ConversationKey("a", "key:ann\0default", "c1")
@@ -32,14 +32,14 @@ def list_contexts(place: StorePlace) -> list[str]:
 
 async def test_conversation_is_found_again_by_its_principal_alone(tmp_path: Path) -> None:
     opened: list[int] = []
-    first = SqliteConversations(tmp_path, lambda: opened.append(1))
+    first = DatabaseConversations(tmp_path, lambda: opened.append(1))
     assert await first.find(KEY) is None and not (tmp_path / "agents.db").exists()
     first.save(KEY, say("one"))
     assert await first.find(KEY) == say("one")  # before it is written
     first.save(KEY, say("two"))
     first.close()
     assert (tmp_path / "agents.db").stat().st_mode & 0o777 == 0o600
-    again = SqliteConversations(tmp_path, lambda: opened.append(2))
+    again = DatabaseConversations(tmp_path, lambda: opened.append(2))
     assert await again.find(KEY) == say("two")
     await asyncio.sleep(0)
     assert opened == [2]
@@ -63,7 +63,7 @@ async def test_least_recent_conversations_go_first(store_place: StorePlace) -> N
                 await asyncio.sleep(0.002)
         await store._submit(lambda: None)  # after the write, in the same thread
 
-    store = SqliteConversations(store_place, limits=limits, clock=lambda: now[0])
+    store = DatabaseConversations(store_place, limits=limits, clock=lambda: now[0])
     for context in ("1", "2", "3", "4"):
         await save(context)
     assert list_contexts(store_place) == ["2", "3", "4"] and await store.find(name("1")) is None
@@ -81,7 +81,7 @@ async def test_least_recent_conversations_go_first(store_place: StorePlace) -> N
 
 async def test_store_that_cannot_be_written_is_tried_again(tmp_path: Path) -> None:
     limits = ConversationStoreLimits(pending=2, delay=0)
-    store = SqliteConversations(tmp_path, limits=limits)
+    store = DatabaseConversations(tmp_path, limits=limits)
     (tmp_path / "agents.db").mkdir()
     for context in ("1", "2", "3"):
         store.save(name(context), say(context))
@@ -100,7 +100,7 @@ async def test_another_hub_continues_a_conversation(postgres_url: str) -> None:
         closing(connect_server(postgres_url)) as here,
         closing(connect_server(postgres_url)) as there,
     ):
-        first, second = SqliteConversations(here), SqliteConversations(there)
+        first, second = DatabaseConversations(here), DatabaseConversations(there)
         assert await second.find(KEY) is None
         for text in ("one", "two"):
             first.save(KEY, say(text))

@@ -16,14 +16,14 @@ from dragoman.core.tasks import Entry
 from dragoman.stores import copy_home as copying
 from dragoman.stores.all_tables import ALL_TABLES
 from dragoman.stores.client_grants import ClientGrantStore
-from dragoman.stores.conversations import SqliteConversations
+from dragoman.stores.conversations import DatabaseConversations
 from dragoman.stores.copy_home import CopiedStore, copy_home, count_rows
-from dragoman.stores.credentials import SqliteCredentials
+from dragoman.stores.credentials import DatabaseCredentials
 from dragoman.stores.database import StorePlace, connect_server
 from dragoman.stores.keys import KeyStore
-from dragoman.stores.labels import SqliteLabels
+from dragoman.stores.labels import DatabaseLabels
 from dragoman.stores.registry import RegistryStore
-from dragoman.stores.tasks import SqliteTaskStore
+from dragoman.stores.tasks import DatabaseTaskStore
 from dragoman.stores.users import UsersDatabase, UserStore
 
 ANN = Principal("key", "ann", "acme")
@@ -42,21 +42,21 @@ async def home(tmp_path: Path) -> Path:
     (tmp_path / "hub.key").write_bytes(KEY)
     with closing(KeyStore(tmp_path)) as keys:
         keys.create("ci", owner="me", expires_at=None, scopes=["call"])
-    with closing(SqliteTaskStore(tmp_path)) as tasks:
+    with closing(DatabaseTaskStore(tmp_path)) as tasks:
         tasks.save([build_change(f"t{number}") for number in range(20)])
     with closing(RegistryStore(tmp_path)) as registry:
         registry.save_agent({"id": "1", "org": "acme", "slug": "s", "entry": {"name": "é"}})
         registry.save_card("1", "d", b"\0\xff card", 1.0)
-    with closing(SqliteLabels(tmp_path)) as labels:
+    with closing(DatabaseLabels(tmp_path)) as labels:
         labels.add_labels("file /w/a\0b", {"secret": LabelOrigin("t", "trace", "why")})
-    with closing(SqliteCredentials(tmp_path, KEY)) as credentials:
+    with closing(DatabaseCredentials(tmp_path, KEY)) as credentials:
         credentials.save(CREDENTIAL, b"token")
     with closing(UsersDatabase(tmp_path)) as base:
         users = UserStore(base)
         users.add("anna", roles=["editor"])
         grants = ClientGrantStore(base, users)
         grants.open_grant("anna", "app", "App", ["call"], "http://hub", "uri", "pkce")
-    talks = SqliteConversations(tmp_path)
+    talks = DatabaseConversations(tmp_path)
     talks.save(TALK, [{"role": "user", "content": "hi"}])
     talks.close()
     return tmp_path
@@ -65,7 +65,7 @@ async def home(tmp_path: Path) -> Path:
 async def check_contents(place: StorePlace) -> None:
     with closing(KeyStore(place)) as keys:
         assert [one.name for one in keys.list()] == ["ci"]
-    with closing(SqliteTaskStore(place)) as tasks:
+    with closing(DatabaseTaskStore(place)) as tasks:
         found = tasks.load()
         assert [task.id for task in found] == [f"t{number}" for number in range(20)]
         assert tasks.load_entries(found[0].key) == list(build_change("x").entries)
@@ -74,16 +74,16 @@ async def check_contents(place: StorePlace) -> None:
     with closing(RegistryStore(place)) as registry:
         assert registry.list_agents()[0]["entry"] == {"name": "é"}
         assert registry.load_card("1", "d") == b"\0\xff card"
-    with closing(SqliteLabels(place)) as labels:
+    with closing(DatabaseLabels(place)) as labels:
         assert set(labels.find_labels(["file /w/a\0b"])) == {"secret"}
-    with closing(SqliteCredentials(place, KEY)) as credentials:
+    with closing(DatabaseCredentials(place, KEY)) as credentials:
         assert credentials.load(CREDENTIAL) == b"token"
     with closing(UsersDatabase(place)) as base:
         assert UserStore(base).get("anna").roles == ("editor",)
         recorded: list[str] = []
         assert UserStore(base).record_next(lambda verb, *_: recorded.append(verb))
         assert recorded == ["user.add"]
-    talks = SqliteConversations(place)
+    talks = DatabaseConversations(place)
     assert await talks.find(TALK) == [{"role": "user", "content": "hi"}]
     talks.close()
 

@@ -15,7 +15,7 @@ from dragoman.core.errors import ConfigError
 from dragoman.core.ports import CredentialId
 from dragoman.stores import credential_key
 from dragoman.stores.credential_key import KEY_FILE, find_key, find_older_key
-from dragoman.stores.credentials import DATABASE, SqliteCredentials
+from dragoman.stores.credentials import DATABASE, DatabaseCredentials
 from dragoman.stores.database import StorePlace
 from dragoman.stores.store_inventory import FILES, VERSIONS
 
@@ -25,12 +25,12 @@ BOB = ANNA._replace(holder="user:bob\0default")
 
 
 def test_what_is_saved_is_found_again(store_place: StorePlace) -> None:
-    store = SqliteCredentials(store_place, KEY)
+    store = DatabaseCredentials(store_place, KEY)
     store.save(ANNA, b"first")
     store.save(ANNA, b"second")
     store.save(BOB, b"other")
     store.close()
-    store = SqliteCredentials(store_place, KEY)
+    store = DatabaseCredentials(store_place, KEY)
     assert store.load(ANNA) == b"second"
     assert store.find("token", "files", ANNA.holder) == [(ANNA, b"second")]
     assert store.list("token", "files") == [ANNA, BOB]
@@ -43,7 +43,7 @@ def test_what_is_saved_is_found_again(store_place: StorePlace) -> None:
 
 
 def test_of_several_credentials_the_newest_comes_first(store_place: StorePlace) -> None:
-    store = SqliteCredentials(store_place, KEY)
+    store = DatabaseCredentials(store_place, KEY)
     other = ANNA._replace(issuer="https://other.example")
     store.save(ANNA, b"1")
     store.save(other, b"2")
@@ -54,7 +54,7 @@ def test_of_several_credentials_the_newest_comes_first(store_place: StorePlace) 
 
 
 def test_the_file_has_neither_value_nor_key(short_tmp: Path) -> None:
-    store = SqliteCredentials(short_tmp, KEY)
+    store = DatabaseCredentials(short_tmp, KEY)
     for number in range(20):
         store.save(ANNA, b"canary-%d-canary" % number)
     store.delete(ANNA)
@@ -68,14 +68,14 @@ def test_the_file_has_neither_value_nor_key(short_tmp: Path) -> None:
 
 @pytest.mark.parametrize("column", ["kind", "account", "holder", "issuer", "resource"])
 def test_a_value_that_was_moved_cannot_be_decrypted(short_tmp: Path, column: str) -> None:
-    store = SqliteCredentials(short_tmp, KEY)
+    store = DatabaseCredentials(short_tmp, KEY)
     store.save(ANNA, b"of anna")
     store.close()
     value = BOB.holder.encode() if column == "holder" else "moved"
     with sqlite3.connect(short_tmp / DATABASE) as db:
         db.execute(f"UPDATE credentials SET {column} = ?", (value,))
     db.close()
-    store = SqliteCredentials(short_tmp, KEY)
+    store = DatabaseCredentials(short_tmp, KEY)
     moved = BOB if column == "holder" else ANNA._replace(**{column: "moved"})
     assert store.load(moved) is None
     assert store.find(moved.kind, moved.account, moved.holder) == [(moved, None)]
@@ -83,22 +83,22 @@ def test_a_value_that_was_moved_cannot_be_decrypted(short_tmp: Path, column: str
 
 
 def test_another_key_and_changed_bytes_read_nothing(short_tmp: Path) -> None:
-    store = SqliteCredentials(short_tmp, KEY)
+    store = DatabaseCredentials(short_tmp, KEY)
     store.save(ANNA, b"value")
     store.close()
-    store = SqliteCredentials(short_tmp, bytes(32))
+    store = DatabaseCredentials(short_tmp, bytes(32))
     assert store.load(ANNA) is None
     store.close()
     with sqlite3.connect(short_tmp / DATABASE) as db:
         db.execute("UPDATE credentials SET value = CAST(x'00' || substr(value, 2) AS BLOB)")
     db.close()
-    store = SqliteCredentials(short_tmp, KEY)
+    store = DatabaseCredentials(short_tmp, KEY)
     assert store.load(ANNA) is None
     store.close()
 
 
 def test_equal_values_do_not_look_equal(short_tmp: Path) -> None:
-    store = SqliteCredentials(short_tmp, KEY)
+    store = DatabaseCredentials(short_tmp, KEY)
     store.save(ANNA, b"same")
     store.save(BOB, b"same")
     store.close()
@@ -223,12 +223,12 @@ def test_hubs_of_a_cluster_read_the_credentials_of_each_other(
     homes = [short_tmp / "a", short_tmp / "b"]
     for home in homes:
         home.mkdir(mode=0o700)
-    alone = SqliteCredentials(store_place, find_key(homes[0], "", {}, _no_keyring))
+    alone = DatabaseCredentials(store_place, find_key(homes[0], "", {}, _no_keyring))
     alone.save(ANNA, b"before")
     alone.close()
     shared = b"s" * 32
     first, second = (
-        SqliteCredentials(store_place, find_key(home, "", {}, shared=shared)) for home in homes
+        DatabaseCredentials(store_place, find_key(home, "", {}, shared=shared)) for home in homes
     )
     assert find_older_key(homes[1], {}) is None
     first.save(BOB, b"other")

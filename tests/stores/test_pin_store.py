@@ -12,7 +12,7 @@ from dragoman.core.ports import Pin, PinChange, PinDecision
 from dragoman.core.structs import replace
 from dragoman.stores import pins as stores
 from dragoman.stores.database import StorePlace
-from dragoman.stores.pins import SqlitePins
+from dragoman.stores.pins import DatabasePins
 
 A = Pin("files", "tool", "a", "files.a", b"m" * 32, 1.5, "first sight", size=4)
 
@@ -22,12 +22,12 @@ def decision(number: int, target: str = "files") -> PinDecision:
 
 
 def test_saved_pins_are_loaded(tmp_path: Path) -> None:
-    store = SqlitePins(tmp_path)
+    store = DatabasePins(tmp_path)
     b = Pin("web", "card", "", "web", held_mark=b"h" * 32, held_at=2.5, held_size=3)
     same = replace(A, kind="prompt")
     store.save([PinChange(A, approved=b"body"), PinChange(b, held=b"new"), PinChange(same)], ())
     store.close()
-    store = SqlitePins(tmp_path)
+    store = DatabasePins(tmp_path)
     assert sorted(store.load("files"), key=lambda pin: pin.kind) == [replace(same, size=0), A]
     assert store.load("web") == [b] and store.load("x") == []
     assert [pin.name for pin in store.load(None)] == ["files.a", "files.a", "web"]
@@ -38,7 +38,7 @@ def test_saved_pins_are_loaded(tmp_path: Path) -> None:
 
 
 def test_omitted_body_is_kept_and_unquarantined_body_is_removed(store_place: StorePlace) -> None:
-    store = SqlitePins(store_place)
+    store = DatabasePins(store_place)
     store.save([PinChange(A, approved=b"old")], ())
     held = replace(A, held_mark=b"h", held_size=3)
     store.save([PinChange(held, held=b"new")], ())
@@ -52,7 +52,7 @@ def test_omitted_body_is_kept_and_unquarantined_body_is_removed(store_place: Sto
 
 
 def test_save_is_atomic(store_place: StorePlace) -> None:
-    store = SqlitePins(store_place)
+    store = DatabasePins(store_place)
     bad = replace(A, id="b", name=None)
     with pytest.raises(StorageFailed, match="cannot be written"):
         store.save([PinChange(A), PinChange(bad)], [decision(1)])
@@ -63,7 +63,7 @@ def test_save_is_atomic(store_place: StorePlace) -> None:
 
 
 def test_pin_store_waits_a_bounded_time_for_another_writer(tmp_path: Path) -> None:
-    store = SqlitePins(tmp_path)
+    store = DatabasePins(tmp_path)
     other = sqlite3.connect(tmp_path / "pins.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(StorageFailed, match="locked"):
@@ -79,7 +79,7 @@ def test_decisions_are_kept_newest_first_and_bounded(
     store_place: StorePlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stores, "MAX_DECISIONS", 5)
-    store = SqlitePins(store_place)
+    store = DatabasePins(store_place)
     for number in range(8):
         store.save([], [decision(number)])
     assert [one.at for one in store.load_decisions(A, 100)] == [7, 6, 5, 4, 3]
@@ -89,7 +89,7 @@ def test_decisions_are_kept_newest_first_and_bounded(
 
 
 def test_forgetting_a_target_keeps_other_targets_and_decisions(store_place: StorePlace) -> None:
-    store = SqlitePins(store_place)
+    store = DatabasePins(store_place)
     store.save([PinChange(A), PinChange(replace(A, target="web"))], [decision(1)])
     store.forget("files", decision(2))
     assert [pin.target for pin in store.load(None)] == ["web"]
@@ -100,11 +100,11 @@ def test_forgetting_a_target_keeps_other_targets_and_decisions(store_place: Stor
 def test_invalid_pin_database_is_reported(tmp_path: Path) -> None:
     (tmp_path / "pins.db").write_bytes(b"no database, but long enough to look like a file" * 100)
     with pytest.raises(ConfigError, match="damaged"):
-        SqlitePins(tmp_path)
+        DatabasePins(tmp_path)
 
 
 def test_missing_table_is_a_refusal(tmp_path: Path) -> None:
-    store = SqlitePins(tmp_path)
+    store = DatabasePins(tmp_path)
     other = sqlite3.connect(tmp_path / "pins.db", isolation_level=None)
     other.execute("DROP TABLE pins")
     other.close()

@@ -17,15 +17,15 @@ from dragoman.core.errors import StorageFailed
 from dragoman.core.ports import Schedule, StoredPush, TaskChange
 from dragoman.core.principal import OWNER
 from dragoman.core.routing import OutcomeKey, OutcomeRow
-from dragoman.stores.agent_memory import SqliteMemory
-from dragoman.stores.agent_queue import SqliteQueue
-from dragoman.stores.agent_schedules import SqliteSchedules
+from dragoman.stores.agent_memory import DatabaseMemory
+from dragoman.stores.agent_queue import DatabaseQueue
+from dragoman.stores.agent_schedules import DatabaseSchedules
 from dragoman.stores.audit.log import SqliteAuditLog
 from dragoman.stores.keys import KeyStore
-from dragoman.stores.pins import SqlitePins
+from dragoman.stores.pins import DatabasePins
 from dragoman.stores.registry import RegistryStore
-from dragoman.stores.routing import SqliteRouting
-from dragoman.stores.tasks import SqliteTaskStore
+from dragoman.stores.routing import DatabaseRouting
+from dragoman.stores.tasks import DatabaseTaskStore
 
 ROW = {"id": "1", "org": "default", "slug": "a"}
 CHANGE = TaskChange(0, "one", OWNER, "working", 1.0, 1.0, {}, ())
@@ -35,7 +35,7 @@ Use = Callable[[Any], object]
 
 USES: dict[str, tuple[Callable[[Path], Any], str, list[Use]]] = {
     "tasks": (
-        SqliteTaskStore,
+        DatabaseTaskStore,
         "tasks.db",
         [lambda store: store.save([CHANGE]), lambda store: store.save_push(PUSH)],
     ),
@@ -48,16 +48,16 @@ USES: dict[str, tuple[Callable[[Path], Any], str, list[Use]]] = {
             lambda store: store.save_card("1", "digest", b"{}", 1.0),
         ],
     ),
-    "pins": (SqlitePins, "pins.db", [lambda store: store.save([], [])]),
-    "memory": (SqliteMemory, "agents.db", [lambda store: store.store("one", "key", "value")]),
-    "queue": (SqliteQueue, "agents.db", [lambda store: store.claim("default", "one", "", 60)]),
+    "pins": (DatabasePins, "pins.db", [lambda store: store.save([], [])]),
+    "memory": (DatabaseMemory, "agents.db", [lambda store: store.store("one", "key", "value")]),
+    "queue": (DatabaseQueue, "agents.db", [lambda store: store.claim("default", "one", "", 60)]),
     "schedules": (
-        SqliteSchedules,
+        DatabaseSchedules,
         "agents.db",
         [lambda store: store.delete("default", "one", "1"), lambda store: store.save(SCHEDULE)],
     ),
     "routing": (
-        lambda home: SqliteRouting(home, 100),
+        lambda home: DatabaseRouting(home, 100),
         "routing.db",
         [
             lambda store: store.save_outcome(OutcomeKey("default", "one", "qa"), OutcomeRow()),

@@ -12,7 +12,7 @@ from dragoman.core.routing import OutcomeKey, OutcomeRow, RoutingDecision
 from dragoman.stores.database import StorePlace
 from dragoman.stores.dispatches import DATABASE as DISPATCHES
 from dragoman.stores.dispatches import MIGRATIONS, DispatchStore
-from dragoman.stores.routing import DATABASE, SqliteRouting
+from dragoman.stores.routing import DATABASE, DatabaseRouting
 
 ROW = OutcomeRow(1.5, 0.25, 0.1, 1.0, 30.0, 2.0, 7, 9, 1234.5)
 
@@ -24,17 +24,17 @@ def build(id: str, *attempts: dict[str, Any]) -> RoutingDecision:
 
 def test_outcomes_are_stored_by_org_agent_and_work_type(store_place: StorePlace) -> None:
     keys = [OutcomeKey("o", "a", "qa"), OutcomeKey("o", "a", "review"), OutcomeKey("p", "a", "qa")]
-    with closing(SqliteRouting(store_place, 100)) as store:
+    with closing(DatabaseRouting(store_place, 100)) as store:
         for key in keys:
             store.save_outcome(key, OutcomeRow())
             store.save_outcome(key, ROW)
         store.delete_outcomes(keys[1:])
-    with closing(SqliteRouting(store_place, 100)) as store:
+    with closing(DatabaseRouting(store_place, 100)) as store:
         assert store.load_outcomes() == [(keys[0], ROW)]
 
 
 def test_oldest_decisions_go_beyond_the_limit(store_place: StorePlace) -> None:
-    with closing(SqliteRouting(store_place, 3)) as store:
+    with closing(DatabaseRouting(store_place, 3)) as store:
         for number in range(5):
             store.add_decision(build(f"d{number}"))
             for error in (None, "Unreachable"):
@@ -48,7 +48,7 @@ def test_oldest_decisions_go_beyond_the_limit(store_place: StorePlace) -> None:
 def test_damaged_routing_database_is_reported_with_its_remedy(tmp_path: Path) -> None:
     (tmp_path / DATABASE).write_bytes(b"not a database" * 100)
     with pytest.raises(ConfigError, match=r"routing\.db.*damaged.*the router learns again"):
-        SqliteRouting(tmp_path, 100)
+        DatabaseRouting(tmp_path, 100)
 
 
 async def test_dispatches_of_an_earlier_version_are_explicit(tmp_path: Path) -> None:

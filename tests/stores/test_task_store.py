@@ -25,8 +25,8 @@ from dragoman.stores.tasks import (
     _STILL_OWNED,
     DATABASE,
     TAKEN_BYTES,
+    DatabaseTaskStore,
     MemoryTaskStore,
-    SqliteTaskStore,
 )
 
 ALICE = Principal("key", "alice", "acme")
@@ -46,14 +46,14 @@ def said(number: int, words: str = "hello") -> Entry:
 
 @pytest.mark.promise("K2")
 def test_saved_tasks_are_read_after_reopening_the_store(store_place: StorePlace) -> None:
-    store = SqliteTaskStore(store_place)
+    store = DatabaseTaskStore(store_place)
     [(key, size)] = store.save([change(entries=(said(1), said(2)))])
     assert size > 0
     grown = store.save([change(key, state="completed", updated=3.0, entries=(said(3, "ä\n😀"),))])
     assert [one for one, _ in grown] == [key]
     store.close()
 
-    again = SqliteTaskStore(store_place)
+    again = DatabaseTaskStore(store_place)
     [task] = again.load()
     assert (task.key, task.id, task.owner, task.state) == (key, "one", ALICE, "completed")
     assert (task.created, task.updated, task.about) == (1.0, 3.0, {"agent": "echo", "turn": 1})
@@ -64,7 +64,7 @@ def test_saved_tasks_are_read_after_reopening_the_store(store_place: StorePlace)
 
 
 def test_save_cost_does_not_grow_with_stored_entries(store_place: StorePlace) -> None:
-    store = SqliteTaskStore(store_place)
+    store = DatabaseTaskStore(store_place)
     [(key, _)] = store.save([change(entries=(said(1),))])
     before = store.statements
     store.save([change(key, entries=tuple(said(n) for n in range(2, 1002)))])
@@ -77,7 +77,7 @@ def test_save_cost_does_not_grow_with_stored_entries(store_place: StorePlace) ->
 
 
 def test_deleting_a_task_deletes_its_log_and_webhooks(store_place: StorePlace) -> None:
-    store = SqliteTaskStore(store_place)
+    store = DatabaseTaskStore(store_place)
     keys = [key for key, _ in store.save([change(0, id, (said(1),)) for id in ("a", "b")])]
     for key in keys:
         store.save_push(StoredPush(key, "hook", {"url": "http://x/"}, 0, 0, 0.0, ""))
@@ -91,35 +91,35 @@ def test_deleting_a_task_deletes_its_log_and_webhooks(store_place: StorePlace) -
     assert store.statements - before == 3, "it is deleted once"
     store.delete(keys[1])
     store.close()  # nothing was saved since, and it goes all the same
-    again = SqliteTaskStore(store_place)
+    again = DatabaseTaskStore(store_place)
     assert (again.load(), again.load_pushes()) == ([], [])
     again.close()
 
 
 def test_keys_of_deleted_tasks_are_never_reused(store_place: StorePlace) -> None:
     """What is still on its way for the old one must not come to belong to the new one."""
-    store = SqliteTaskStore(store_place)
+    store = DatabaseTaskStore(store_place)
     [(first, _)] = store.save([change(0, "first")])
     store.delete(first)
     [(second, _)] = store.save([change(0, "second")])
     assert second > first
     store.delete(second)
     store.close()
-    again = SqliteTaskStore(store_place)
+    again = DatabaseTaskStore(store_place)
     [(third, _)] = again.save([change(0, "third")])
     assert third > second
     again.close()
 
 
 def test_webhooks_are_kept_replaced_and_deleted(store_place: StorePlace) -> None:
-    store = SqliteTaskStore(store_place)
+    store = DatabaseTaskStore(store_place)
     [(key, _)] = store.save([change()])
     config = {"version": "1.0", "config": {"url": "http://x/", "token": "t"}}
     store.save_push(StoredPush(key, "a", config, 0, 0, 0.0, ""))
     store.save_push(StoredPush(key, "b", config, 4, 2, 99.5, "it answered 410"))
     store.save_push(StoredPush(key, "a", config, 7, 0, 0.0, ""))
     store.close()
-    again = SqliteTaskStore(store_place)
+    again = DatabaseTaskStore(store_place)
     assert again.load_pushes() == [
         StoredPush(key, "a", config, 7, 0, 0.0, ""),
         StoredPush(key, "b", config, 4, 2, 99.5, "it answered 410"),
@@ -131,7 +131,7 @@ def test_webhooks_are_kept_replaced_and_deleted(store_place: StorePlace) -> None
 
 
 def test_task_store_is_private_to_its_owner(tmp_path: Path) -> None:
-    store = SqliteTaskStore(tmp_path)
+    store = DatabaseTaskStore(tmp_path)
     store.save([change()])
     modes = {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
     assert modes == {0o600}
@@ -163,7 +163,7 @@ def _ring() -> list[Any]:
 def test_unserializable_agent_output_does_not_block_other_tasks(
     made: Any, stored: Any, store_place: StorePlace
 ) -> None:
-    store = SqliteTaskStore(store_place)
+    store = DatabaseTaskStore(store_place)
     event = Entry(1, 1.0, {"artifactUpdate": {"parts": [{"data": made}]}})
     keys = [
         key
@@ -183,7 +183,7 @@ def test_unserializable_agent_output_does_not_block_other_tasks(
 def test_failed_save_saves_nothing_and_can_be_retried(
     tmp_path: Path,
 ) -> None:
-    store = SqliteTaskStore(tmp_path)
+    store = DatabaseTaskStore(tmp_path)
     [(key, _)] = store.save([change(entries=(said(1),))])
     twice = [change(0, "two", (said(1),)), change(key, entries=(said(1),))]  # number 1 is taken
     with pytest.raises(StorageFailed, match=r"cannot be stored \(UNIQUE.*see tasks\.db"):
@@ -195,7 +195,7 @@ def test_failed_save_saves_nothing_and_can_be_retried(
 
 
 def test_locked_task_store_refuses_and_keeps_its_data(tmp_path: Path) -> None:
-    store = SqliteTaskStore(tmp_path)
+    store = DatabaseTaskStore(tmp_path)
     [(key, _)] = store.save([change()])
     other = sqlite3.connect(tmp_path / DATABASE, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
@@ -218,10 +218,10 @@ from dragoman.core.errors import StorageFailed
 from dragoman.core.ports import StoredPush, StoredTask, TaskChange
 from dragoman.core.principal import OWNER
 from dragoman.core.tasks import Entry
-from dragoman.stores.tasks import SqliteTaskStore
+from dragoman.stores.tasks import DatabaseTaskStore
 
 home = Path(sys.argv[1])
-store = SqliteTaskStore(home)
+store = DatabaseTaskStore(home)
 
 def change(id, key=0):
     entry = Entry(1, 1.0, {"text": "x" * 2000})
@@ -268,7 +268,7 @@ def test_full_disk_refuses_saves_and_recovers(
     assert push == "refused"
     assert seen == 20 + passed
     assert "the task cannot be stored" in message
-    store = SqliteTaskStore(tmp_path)
+    store = DatabaseTaskStore(tmp_path)
     tasks = store.load()
     assert len(tasks) == 20 + passed + waiting == 80
     assert {len(store.load_entries(task.key)) for task in tasks} == {1}
@@ -276,7 +276,7 @@ def test_full_disk_refuses_saves_and_recovers(
 
 
 def test_unwritable_task_store_refuses_saves_and_still_reads(tmp_path: Path) -> None:
-    store = SqliteTaskStore(tmp_path)
+    store = DatabaseTaskStore(tmp_path)
     [(key, _)] = store.save([change(entries=(said(1),))])
     store._db.execute("PRAGMA query_only=ON")  # as on a disk that was mounted to be read
     with pytest.raises(StorageFailed, match="readonly"):
@@ -300,14 +300,14 @@ def test_unwritable_task_store_refuses_saves_and_still_reads(tmp_path: Path) -> 
 def test_damaged_task_store_is_reported_to_the_operator(
     damage: Callable[[bytes], bytes], tmp_path: Path
 ) -> None:
-    store = SqliteTaskStore(tmp_path)
+    store = DatabaseTaskStore(tmp_path)
     store.save([change(0, f"{n}", (said(1, "x" * 3000),)) for n in range(50)])
     store.close()
     path = tmp_path / DATABASE
     path.write_bytes(damage(path.read_bytes()))
 
     def read() -> None:
-        store = SqliteTaskStore(tmp_path)
+        store = DatabaseTaskStore(tmp_path)
         try:
             for task in store.load():
                 store.load_entries(task.key)
@@ -320,7 +320,7 @@ def test_damaged_task_store_is_reported_to_the_operator(
 
 
 def test_unreadable_entry_is_reported_to_the_operator(tmp_path: Path) -> None:
-    store = SqliteTaskStore(tmp_path)
+    store = DatabaseTaskStore(tmp_path)
     [(key, _)] = store.save([change(entries=(said(1),))])
     store.save_push(StoredPush(key, "a", {}, 0, 0, 0.0, ""))
     db = sqlite3.connect(tmp_path / DATABASE)
@@ -343,9 +343,9 @@ from pathlib import Path
 from dragoman.core.ports import StoredPush, StoredTask, TaskChange
 from dragoman.core.principal import OWNER
 from dragoman.core.tasks import Entry
-from dragoman.stores.tasks import SqliteTaskStore
+from dragoman.stores.tasks import DatabaseTaskStore
 
-store = SqliteTaskStore(Path(sys.argv[1]))
+store = DatabaseTaskStore(Path(sys.argv[1]))
 
 def change(key, id, count, entries):
     return TaskChange(key, id, OWNER, "working", 1.0, 1.0, {"count": count}, entries)
@@ -387,7 +387,7 @@ def test_killed_hub_keeps_every_saved_task_completely(
         timer.cancel()
         last = int(rest[-1]) if rest else last
 
-        store = SqliteTaskStore(home)
+        store = DatabaseTaskStore(home)
         a, b = store.load()
         assert a.count == b.count >= 2 * last
         for task in (a, b):
@@ -420,9 +420,9 @@ def test_memory_store_keeps_the_log_until_the_task_is_deleted() -> None:
 
 def test_each_hub_has_its_own_tasks_and_takes_over_those_of_another(postgres_url: str) -> None:
     with closing(connect_server(postgres_url)) as server:
-        before = SqliteTaskStore(server)
+        before = DatabaseTaskStore(server)
         before.save([change(id="old")])
-        one, two = SqliteTaskStore(server, hub="one"), SqliteTaskStore(server, hub="two")
+        one, two = DatabaseTaskStore(server, hub="one"), DatabaseTaskStore(server, hub="two")
         assert [task.id for task in one.load()] == ["old"] and two.load() == []
         ((key, _),) = one.save([change(id="new")])
         one.save_push(StoredPush(key, "p", {}, 0, 0, 0.0, ""))
@@ -452,7 +452,7 @@ def test_each_hub_has_its_own_tasks_and_takes_over_those_of_another(postgres_url
 
 def test_a_save_whose_answer_was_lost_is_repeated_without_doubles(postgres_url: str) -> None:
     with closing(connect_server(postgres_url)) as server:
-        store = SqliteTaskStore(server)
+        store = DatabaseTaskStore(server)
         run = store._base.run
 
         def lose(statements: Any) -> Any:
@@ -474,7 +474,7 @@ def test_a_save_whose_answer_was_lost_is_repeated_without_doubles(postgres_url: 
         assert [entry.number for entry in store.load_entries(key)] == [1, 2, 3, 4]
 
 
-def take_all(store: SqliteTaskStore, hub: str) -> list[StoredTask]:
+def take_all(store: DatabaseTaskStore, hub: str) -> list[StoredTask]:
     found: list[StoredTask] = []
     while ended := store.load_ended(hub):
         taken = store.take_over(hub, [one.key for one in ended], [])
@@ -484,7 +484,7 @@ def take_all(store: SqliteTaskStore, hub: str) -> list[StoredTask]:
 
 def test_a_takeover_whose_answer_was_lost_is_repeated(postgres_url: str) -> None:
     with closing(connect_server(postgres_url)) as server:
-        one, two = SqliteTaskStore(server, hub="one"), SqliteTaskStore(server, hub="two")
+        one, two = DatabaseTaskStore(server, hub="one"), DatabaseTaskStore(server, hub="two")
         one.save([change(id="a"), change(id="b")])
         commit = two._writer.transaction
 
@@ -505,7 +505,7 @@ def test_a_takeover_whose_answer_was_lost_is_repeated(postgres_url: str) -> None
 
 def test_a_takeover_comes_in_parts_of_bounded_size(postgres_url: str) -> None:
     with closing(connect_server(postgres_url)) as server:
-        one, two = SqliteTaskStore(server, hub="one"), SqliteTaskStore(server, hub="two")
+        one, two = DatabaseTaskStore(server, hub="one"), DatabaseTaskStore(server, hub="two")
         large = "x" * (TAKEN_BYTES // 2)
         one.save([
             *(change(id=f"large{n}", entries=(said(1, large),)) for n in range(3)),
@@ -523,7 +523,7 @@ def test_a_takeover_comes_in_parts_of_bounded_size(postgres_url: str) -> None:
 def test_no_task_is_taken_over_while_its_hub_stores_it(postgres_url: str) -> None:
     """A hub that was paused between the check of its ownership and its write must not win."""
     with closing(connect_server(postgres_url)) as server:
-        one, two = SqliteTaskStore(server, hub="one"), SqliteTaskStore(server, hub="two")
+        one, two = DatabaseTaskStore(server, hub="one"), DatabaseTaskStore(server, hub="two")
         ((key, _),) = one.save([change(id="a")])
         with psycopg.connect(postgres_url) as paused:
             paused.execute("SET search_path = dragoman")

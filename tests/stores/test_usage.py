@@ -9,7 +9,7 @@ import pytest
 from dragoman.core.errors import RateLimited
 from dragoman.core.usage import Budget, UsageEntry, check_budget
 from dragoman.stores.database import StorePlace
-from dragoman.stores.usage import SqliteUsage
+from dragoman.stores.usage import DatabaseUsage
 
 NOON = 1_794_916_800.0
 DAY = 86_400.0
@@ -23,7 +23,7 @@ def entry(at: float = NOON, **more: Any) -> UsageEntry:
 
 
 def test_usage_is_added_up_by_agent_day_and_trace(store_place: StorePlace) -> None:
-    store = SqliteUsage(store_place)
+    store = DatabaseUsage(store_place)
     for one in (
         entry(), entry(trace="t2", agent="b", origin="key:y"), entry(NOON + DAY, trace="t3"),
         entry(NOON - 50 * DAY),
@@ -42,7 +42,7 @@ def test_usage_is_added_up_by_agent_day_and_trace(store_place: StorePlace) -> No
 
 
 def test_budget_of_a_day_refuses_until_midnight(store_place: StorePlace) -> None:
-    store = SqliteUsage(store_place)
+    store = DatabaseUsage(store_place)
     budget = Budget(tokens=240)
 
     def check(now: float, budget: Budget = budget, name: str = "a") -> None:
@@ -62,7 +62,7 @@ def test_budget_of_a_day_refuses_until_midnight(store_place: StorePlace) -> None
     with pytest.raises(RateLimited, match=r"\$1.00 of \$0.75"):
         check(NOON + 3, Budget(cost=0.75))
     store.close()
-    again = SqliteUsage(store_place)  # a restart forgets nothing
+    again = DatabaseUsage(store_place)  # a restart forgets nothing
     with pytest.raises(RateLimited):
         check_budget(again, budget, "agent", "a", NOON + 4, "limits")
     again.close()

@@ -14,7 +14,7 @@ from tests.tools.tool_rig import ToolRig, Use, read_object, text_result
 from dragoman.core.call import Result
 from dragoman.core.errors import Tainted
 from dragoman.core.taint import EXEC, EXTERNAL_NETWORK, NET, UNTRUSTED_AGENT, WRITE
-from dragoman.stores.labels import SqliteLabels
+from dragoman.stores.labels import DatabaseLabels
 from dragoman.tools.agent_calls import ScheduledCalls
 
 pytestmark = pytest.mark.promise("T2", "P5")
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.promise("T2", "P5")
 
 @pytest.fixture
 async def rig(tmp_path: Path) -> AsyncIterator[ToolRig]:
-    labels = SqliteLabels(tmp_path)
+    labels = DatabaseLabels(tmp_path)
     made = ToolRig(tmp_path, "allow_private = true", runner=PlainRunner(), labels=labels)
     yield made
     await made.close()

@@ -9,7 +9,7 @@ import pytest
 from tests.tools.tool_rig import ToolRig, read_object, read_text
 
 from dragoman.core.errors import InvalidInput, NotFound, Overloaded
-from dragoman.stores.agent_memory import MemoryLimits, SqliteMemory
+from dragoman.stores.agent_memory import DatabaseMemory, MemoryLimits
 
 pytestmark = pytest.mark.promise("T2")
 
@@ -90,13 +90,13 @@ async def test_large_value_is_refused(rig: ToolRig) -> None:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[SqliteMemory]:
-    made = SqliteMemory(tmp_path, MemoryLimits(keys=3, size=30, total_keys=5, total_size=35))
+def store(tmp_path: Path) -> Iterator[DatabaseMemory]:
+    made = DatabaseMemory(tmp_path, MemoryLimits(keys=3, size=30, total_keys=5, total_size=35))
     yield made
     made.close()
 
 
-def test_store_is_bounded_per_namespace_and_in_total(store: SqliteMemory) -> None:
+def test_store_is_bounded_per_namespace_and_in_total(store: DatabaseMemory) -> None:
     for key in "abc":
         assert store.store("one", key, "x")
     with pytest.raises(Overloaded, match="3 keys"):
@@ -115,10 +115,10 @@ def test_store_is_bounded_per_namespace_and_in_total(store: SqliteMemory) -> Non
 
 
 def test_store_survives_a_restart(tmp_path: Path) -> None:
-    first = SqliteMemory(tmp_path)
+    first = DatabaseMemory(tmp_path)
     first.store("one", "a", "words to find")
     first.close()
-    again = SqliteMemory(tmp_path)
+    again = DatabaseMemory(tmp_path)
     found = again.find("one", "a")
     assert found is not None and found.value == "words to find"
     assert [one.key for one in again.search(["one"], "find", 5)] == ["a"]

@@ -27,7 +27,7 @@ from dragoman.core.principal import OWNER, Principal
 from dragoman.core.schedule_times import Timing, count_missed, find_next, parse_timing
 from dragoman.core.structs import replace
 from dragoman.core.tool import Tool
-from dragoman.stores.agent_schedules import ScheduleLimits, SqliteSchedules
+from dragoman.stores.agent_schedules import DatabaseSchedules, ScheduleLimits
 from dragoman.stores.keys import KeyStore
 from dragoman.tools.agent_calls import ScheduledCalls
 from dragoman.tools.manifest_schedules import check_schedules, sync_schedules
@@ -132,7 +132,7 @@ def build_schedule(id: str, **more: object) -> Schedule:
 
 
 def test_store_is_bounded_and_survives(tmp_path: Path) -> None:
-    store = SqliteSchedules(tmp_path, ScheduleLimits(of_agent=2, total=3))
+    store = DatabaseSchedules(tmp_path, ScheduleLimits(of_agent=2, total=3))
     store.add(build_schedule("a"))
     store.add(build_schedule("b", once=True))
     with pytest.raises(Overloaded, match="you have 2"):
@@ -141,7 +141,7 @@ def test_store_is_bounded_and_survives(tmp_path: Path) -> None:
     with pytest.raises(Overloaded, match="the hub has 3"):
         store.add(build_schedule("d", owner="y"))
     store.close()
-    again = SqliteSchedules(tmp_path)
+    again = DatabaseSchedules(tmp_path)
     assert [one.once for one in again.list_schedules("default", "tester")] == [False, True]
     assert not again.delete("default", "x", "a") and again.delete("default", "tester", "a")
     assert not again.save(build_schedule("a"))
@@ -177,8 +177,8 @@ class Fired:
 
 
 @pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[SqliteSchedules]:
-    made = SqliteSchedules(tmp_path)
+async def store(tmp_path: Path) -> AsyncIterator[DatabaseSchedules]:
+    made = DatabaseSchedules(tmp_path)
     yield made
     made.close()
 
@@ -188,11 +188,11 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def find(store: SqliteSchedules, id: str = "a") -> Schedule:
+def find(store: DatabaseSchedules, id: str = "a") -> Schedule:
     return next(one for one in store.load_all() if one.id == id)
 
 
-async def test_due_schedule_runs_and_is_recorded(store: SqliteSchedules) -> None:
+async def test_due_schedule_runs_and_is_recorded(store: DatabaseSchedules) -> None:
     clock, fired = Clock(), Fired()
     runner = ScheduleRunner(store, fired, SchedulingLimits(longest_wait=1_000), clock)
     store.add(build_schedule("a", next_at=NOON + 10))
@@ -211,7 +211,7 @@ async def test_due_schedule_runs_and_is_recorded(store: SqliteSchedules) -> None
     await runner.close()
 
 
-async def test_missed_runs_are_made_up_for_once_and_reported(store: SqliteSchedules) -> None:
+async def test_missed_runs_are_made_up_for_once_and_reported(store: DatabaseSchedules) -> None:
     clock, fired = Clock(), Fired()
     store.add(build_schedule("a"))
     store.add(build_schedule("b", once=True, message="once"))
@@ -228,7 +228,7 @@ async def test_missed_runs_are_made_up_for_once_and_reported(store: SqliteSchedu
     await runner.close()
 
 
-async def test_run_is_skipped_while_the_last_one_continues(store: SqliteSchedules) -> None:
+async def test_run_is_skipped_while_the_last_one_continues(store: DatabaseSchedules) -> None:
     clock, fired = Clock(), Fired()
     fired.go.clear()
     store.add(build_schedule("a"))
@@ -246,7 +246,7 @@ async def test_run_is_skipped_while_the_last_one_continues(store: SqliteSchedule
     await runner.close()
 
 
-async def test_interrupted_run_is_reported_and_not_repeated(store: SqliteSchedules) -> None:
+async def test_interrupted_run_is_reported_and_not_repeated(store: DatabaseSchedules) -> None:
     clock, fired = Clock(), Fired()
     fired.go.clear()
     store.add(build_schedule("a"))
@@ -263,7 +263,7 @@ async def test_interrupted_run_is_reported_and_not_repeated(store: SqliteSchedul
     await woken.close()
 
 
-async def test_runner_wakes_for_a_new_schedule(store: SqliteSchedules) -> None:
+async def test_runner_wakes_for_a_new_schedule(store: DatabaseSchedules) -> None:
     clock, fired = Clock(), Fired()
     runner = ScheduleRunner(store, fired, SchedulingLimits(longest_wait=1_000), clock)
     task = asyncio.ensure_future(runner.run())

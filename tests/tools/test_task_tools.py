@@ -10,7 +10,7 @@ from tests.tools.tool_rig import ToolRig, read_object, read_text
 
 from dragoman.core.errors import InvalidInput, NotFound, Overloaded
 from dragoman.core.ports import QueuedTask
-from dragoman.stores.agent_queue import QueueLimits, SqliteQueue
+from dragoman.stores.agent_queue import DatabaseQueue, QueueLimits
 
 pytestmark = pytest.mark.promise("T2")
 
@@ -81,8 +81,8 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def queue(tmp_path: Path, clock: Clock) -> Iterator[SqliteQueue]:
-    made = SqliteQueue(tmp_path, QueueLimits(unfinished=4, of_agent=3, completed=2), clock)
+def queue(tmp_path: Path, clock: Clock) -> Iterator[DatabaseQueue]:
+    made = DatabaseQueue(tmp_path, QueueLimits(unfinished=4, of_agent=3, completed=2), clock)
     yield made
     made.close()
 
@@ -91,7 +91,7 @@ def build_task(id: str, by: str = "boss", org: str = "default") -> QueuedTask:
     return QueuedTask(id, org, "title", "text", by, "", "pending", "", 0.0, "", 1.0, 1.0)
 
 
-def test_lease_is_released(queue: SqliteQueue, clock: Clock) -> None:
+def test_lease_is_released(queue: DatabaseQueue, clock: Clock) -> None:
     queue.post(build_task("one"))
     first = queue.claim("default", "slow", "", 60)
     assert first is not None and queue.claim("default", "quick", "", 60) is None
@@ -104,7 +104,7 @@ def test_lease_is_released(queue: SqliteQueue, clock: Clock) -> None:
 
 
 def test_late_completion_counts_if_no_other_agent_has_claimed(
-    queue: SqliteQueue, clock: Clock
+    queue: DatabaseQueue, clock: Clock
 ) -> None:
     queue.post(build_task("one"))
     queue.claim("default", "slow", "", 60)
@@ -113,7 +113,7 @@ def test_late_completion_counts_if_no_other_agent_has_claimed(
 
 
 def test_each_task_is_claimed_once_across_connections(tmp_path: Path) -> None:
-    stores = [SqliteQueue(tmp_path) for _ in range(3)]
+    stores = [DatabaseQueue(tmp_path) for _ in range(3)]
     for number in range(9):
         stores[0].post(build_task(f"task-{number}"))
     claimed = [
@@ -126,7 +126,7 @@ def test_each_task_is_claimed_once_across_connections(tmp_path: Path) -> None:
         store.close()
 
 
-def test_queue_is_bounded_and_orgs_are_apart(queue: SqliteQueue) -> None:
+def test_queue_is_bounded_and_orgs_are_apart(queue: DatabaseQueue) -> None:
     for id in "abc":
         queue.post(build_task(id))
     with pytest.raises(Overloaded, match="you have posted 3 tasks"):

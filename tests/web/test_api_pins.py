@@ -24,7 +24,7 @@ from dragoman.core.principal import Principal
 from dragoman.core.tool import DEFAULT_TRAITS, Tool
 from dragoman.pins.approvals import PinApprovals
 from dragoman.pins.review import PinReviewer
-from dragoman.stores.pins import SqlitePins
+from dragoman.stores.pins import DatabasePins
 from dragoman.web.api import Api
 from dragoman.web.api_pins import PinsApi
 from dragoman.web.app import TcpApp
@@ -75,7 +75,7 @@ class PinsRig:
 
 @asynccontextmanager
 async def run_pins_api(home: Path) -> AsyncIterator[PinsRig]:
-    store = SqlitePins(home)
+    store = DatabasePins(home)
     pins = PinReviewer(store, lambda target: "first")
     catalog = Catalog(review=pins.review)
     hub = Hub(complete_catalogs(catalog), Bus(), [], CallChains(bytes(32)), AliceAlone())

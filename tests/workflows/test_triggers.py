@@ -27,7 +27,7 @@ from dragoman.core.logs import render_time
 from dragoman.core.principal import OWNER, principal_from_workflow
 from dragoman.core.runs import COMPLETED, Run
 from dragoman.core.taint import EXTERNAL_NETWORK, UNTRUSTED_AGENT
-from dragoman.stores.triggers import SqliteTriggers
+from dragoman.stores.triggers import DatabaseTriggers
 from dragoman.web.config import ServerSettings
 from dragoman.workflows.event_triggers import EventLimits, WorkflowEvents
 from dragoman.workflows.loader import check_definition
@@ -63,12 +63,12 @@ class Clock:
 
 def open_schedules(
     rig: RunRig, home: Path, clock: Clock
-) -> tuple[WorkflowSchedules, SqliteTriggers]:
+) -> tuple[WorkflowSchedules, DatabaseTriggers]:
     """Schedules with a clock of their own, as after a start of the hub."""
     parts = rig.app.parts.workflows.find()
     assert parts is not None
     (home / "other").mkdir(exist_ok=True)
-    store = SqliteTriggers(home / "other")
+    store = DatabaseTriggers(home / "other")
     runs = TriggeredRuns(rig.service)
     schedules = WorkflowSchedules(parts.folder, runs, store, OccurrenceLimits(caught_up=2), clock)
     schedules.refresh()

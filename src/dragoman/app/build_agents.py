@@ -54,9 +54,9 @@ from dragoman.guards.validate import compile_schema
 from dragoman.mcp.config import parse_headers
 from dragoman.net.client import OutboundHttp
 from dragoman.net.dialing import resolve_apart
-from dragoman.stores.conversations import SqliteConversations
+from dragoman.stores.conversations import DatabaseConversations
 from dragoman.stores.steady_clock import SteadyClock
-from dragoman.stores.tasks import MemoryTaskStore, SqliteTaskStore
+from dragoman.stores.tasks import DatabaseTaskStore, MemoryTaskStore
 from dragoman.web.app import PathMount
 from dragoman.wire.http import HolderClients, HttpClient
 
@@ -87,7 +87,7 @@ class AgentStores(Protocol):
     @property
     def registry(self) -> AgentStore: ...
     @property
-    def tasks(self) -> SqliteTaskStore | MemoryTaskStore: ...
+    def tasks(self) -> DatabaseTaskStore | MemoryTaskStore: ...
     @property
     def clock(self) -> SteadyClock: ...
 
@@ -189,7 +189,7 @@ def build_manifest_agents(
     meter: UsageMeter,
     build_runner: Callable[[], CommandRunner],
     skills: SkillBook,
-    conversations: SqliteConversations,
+    conversations: DatabaseConversations,
 ) -> ManifestAgents:
     """Loads the agents with a manifest."""
     validate = compile_schema(SCHEMA)

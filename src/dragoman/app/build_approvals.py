@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from dragoman.app.approval_runner import ApprovalRunner
     from dragoman.guards.approval_desk import ApprovalDesk
     from dragoman.guards.held_calls import HeldCalls
-    from dragoman.stores.approvals import SqliteApprovals
+    from dragoman.stores.approvals import DatabaseApprovals
 
 DATABASE = "approvals.db"
 STOP_SECONDS = 2.0
 
 
 class ApprovalParts(NamedTuple):
-    store: SqliteApprovals
+    store: DatabaseApprovals
     desk: ApprovalDesk
     held: HeldCalls
     runner: ApprovalRunner
@@ -110,10 +110,10 @@ class LazyApprovals:
         from dragoman.app.approval_runner import ApprovalRunner, RequesterRights
         from dragoman.guards.approval_desk import ApprovalDesk
         from dragoman.guards.held_calls import HeldCalls
-        from dragoman.stores.approvals import SqliteApprovals
+        from dragoman.stores.approvals import DatabaseApprovals
 
         try:
-            store = SqliteApprovals(self.place, self.hub.cluster.mark)
+            store = DatabaseApprovals(self.place, self.hub.cluster.mark)
         except ConfigError as error:
             raise StorageFailed(str(error)) from error
         rights = RequesterRights(self.hub, self.authorizer, self.why_ended, self.renew)

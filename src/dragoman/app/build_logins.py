@@ -33,7 +33,7 @@ from dragoman.web.app import PathMount
 from dragoman.wire.http import HttpClient
 
 if TYPE_CHECKING:
-    from dragoman.stores.credentials import SqliteCredentials
+    from dragoman.stores.credentials import DatabaseCredentials
 
 AUTHORIZATION = "authorization"
 
@@ -43,7 +43,7 @@ class LoginParts:
     desk: HubLoginDesk
     pages: LoginPages
     services: OAuthServices
-    stores: list[SqliteCredentials]
+    stores: list[DatabaseCredentials]
     """The store of credentials, once it is open."""
 
     async def close(self) -> None:
@@ -115,17 +115,17 @@ def build_logins(
 ) -> LoginParts:
     """`authority` knows the users who sign in at the hub itself: only the browser of such a user
     may use a link that was made for that user. `shared_key` is that of all hubs of a cluster."""
-    stores: list[SqliteCredentials] = []
+    stores: list[DatabaseCredentials] = []
 
     def open_store() -> CredentialStore:
         if not stores:
             # Imported here: most hubs have no server that needs a login.
             from dragoman.stores.credential_key import find_key, find_older_key
-            from dragoman.stores.credentials import SqliteCredentials
+            from dragoman.stores.credentials import DatabaseCredentials
 
             setting = live.config.oauth.credential_key
             key = find_key(home, setting, live.variables, shared=shared_key)
-            store = SqliteCredentials(place, key)
+            store = DatabaseCredentials(place, key)
             if shared_key is not None:
                 store.adopt(find_older_key(home, live.variables))
             stores.append(store)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dragoman.routing.dispatch_tool import DispatchTool
     from dragoman.routing.router import RoutableAgent, Router
     from dragoman.stores.database import StorePlace
-    from dragoman.stores.routing import SqliteRouting
+    from dragoman.stores.routing import DatabaseRouting
 
 HOUR = 3_600.0
 LOCAL, EXTERNAL = "local", "external"
@@ -94,7 +94,7 @@ class LazyRouting:
     registered: RegisteredAgents
     offered: list[DispatchTool] = field(default_factory=list)
     """The tool, once it is offered."""
-    built: list[tuple[SqliteRouting, Router]] = field(default_factory=list)
+    built: list[tuple[DatabaseRouting, Router]] = field(default_factory=list)
     """The router with its store, once something was dispatched or explained."""
 
     def check(self) -> None:
@@ -143,14 +143,14 @@ class LazyRouting:
             self.built.append(self._build())
         return self.built[0][1]
 
-    def _build(self) -> tuple[SqliteRouting, Router]:
+    def _build(self) -> tuple[DatabaseRouting, Router]:
         from dragoman.routing.choice import RoutingLimits
         from dragoman.routing.outcomes import OutcomeTable
         from dragoman.routing.router import Router
-        from dragoman.stores.routing import SqliteRouting
+        from dragoman.stores.routing import DatabaseRouting
 
         settings, hub = self.settings, self.guards.hub
-        store = SqliteRouting(self.place, settings.keep_decisions)
+        store = DatabaseRouting(self.place, settings.keep_decisions)
         outcomes = OutcomeTable(
             store,
             window=settings.window,

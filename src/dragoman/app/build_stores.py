@@ -15,11 +15,11 @@ from dragoman.core.errors import ConfigError, HubError
 from dragoman.core.secret_references import SecretResolver
 from dragoman.stores.audit.log import SqliteAuditLog
 from dragoman.stores.client_grants import ClientGrantStore
-from dragoman.stores.conversations import SqliteConversations
+from dragoman.stores.conversations import DatabaseConversations
 from dragoman.stores.database import StorePlace, open_place
 from dragoman.stores.keys import KeyStore
-from dragoman.stores.labels import SqliteLabels
-from dragoman.stores.pins import SqlitePins
+from dragoman.stores.labels import DatabaseLabels
+from dragoman.stores.pins import DatabasePins
 from dragoman.stores.registry import RegistryStore
 from dragoman.stores.sqlite import LOOP_BUSY_SECONDS
 from dragoman.stores.steady_clock import SteadyClock
@@ -29,8 +29,8 @@ from dragoman.stores.store_inventory import (
     StoreInventory,
     survey_stores,
 )
-from dragoman.stores.tasks import MemoryTaskStore, SqliteTaskStore
-from dragoman.stores.usage import SqliteUsage
+from dragoman.stores.tasks import DatabaseTaskStore, MemoryTaskStore
+from dragoman.stores.usage import DatabaseUsage
 from dragoman.stores.users import UsersDatabase, UserStore
 
 log = logging.getLogger(__name__)
@@ -55,12 +55,12 @@ class Stores:
     audit: SqliteAuditLog
     clock: SteadyClock
     tally: Tally
-    pins: SqlitePins
-    labels: SqliteLabels
-    usage: SqliteUsage
+    pins: DatabasePins
+    labels: DatabaseLabels
+    usage: DatabaseUsage
     registry: RegistryStore
-    tasks: SqliteTaskStore | MemoryTaskStore
-    conversations: SqliteConversations
+    tasks: DatabaseTaskStore | MemoryTaskStore
+    conversations: DatabaseConversations
     users: UserStores | None
     """None while `[auth.server]` is not enabled."""
     place: StorePlace
@@ -111,18 +111,18 @@ def build_stores(home: Path, config: Config, secrets: SecretResolver, hub: str =
         keys = KeyStore(place, busy_seconds=LOOP_BUSY_SECONDS, had_keys=record.keys_made)
         undo.callback(keys.close)
         audit = undo.enter_context(closing(SqliteAuditLog(home, durable=config.audit.durable)))
-        pins = undo.enter_context(closing(SqlitePins(place)))
-        labels = undo.enter_context(closing(SqliteLabels(place)))
-        usage = undo.enter_context(closing(SqliteUsage(place)))
+        pins = undo.enter_context(closing(DatabasePins(place)))
+        labels = undo.enter_context(closing(DatabaseLabels(place)))
+        usage = undo.enter_context(closing(DatabaseUsage(place)))
         registry = undo.enter_context(closing(RegistryStore(place)))
-        tasks: SqliteTaskStore | MemoryTaskStore = MemoryTaskStore()
+        tasks: DatabaseTaskStore | MemoryTaskStore = MemoryTaskStore()
         if config.a2a.enabled and config.a2a.store == "sqlite":
-            tasks = SqliteTaskStore(place, durable=config.audit.durable, hub=hub)
+            tasks = DatabaseTaskStore(place, durable=config.audit.durable, hub=hub)
             undo.callback(tasks.close)
         users = _open_users(place) if config.auth.server.enabled else None
         undo.pop_all()
     clock = SteadyClock(record.clock_seen or audit.previous_end_at, record.clock_new_since)
-    conversations = SqliteConversations(place, witness.register_stores)
+    conversations = DatabaseConversations(place, witness.register_stores)
     return Stores(
         witness, keys, audit, clock, Tally(audit), pins, labels, usage, registry, tasks,
         conversations, users, place,

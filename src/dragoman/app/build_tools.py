@@ -17,9 +17,9 @@ from dragoman.core.principal import Principal
 from dragoman.core.secret_references import SecretResolver
 from dragoman.guards.validate import compile_schema
 from dragoman.net.client import OutboundHttp
-from dragoman.stores.agent_memory import MemoryLimits, SqliteMemory
-from dragoman.stores.agent_queue import SqliteQueue
-from dragoman.stores.agent_schedules import ScheduleLimits, SqliteSchedules
+from dragoman.stores.agent_memory import DatabaseMemory, MemoryLimits
+from dragoman.stores.agent_queue import DatabaseQueue
+from dragoman.stores.agent_schedules import DatabaseSchedules, ScheduleLimits
 from dragoman.tools.a2a import A2aTools
 from dragoman.tools.access import BuiltinAccess
 from dragoman.tools.agent_calls import NestedCalls, ScheduledCalls
@@ -49,9 +49,9 @@ MEGABYTE = 1024 * 1024
 class ToolStores:
     """What the built-in tools keep."""
 
-    memory: SqliteMemory
-    queue: SqliteQueue
-    schedules: SqliteSchedules
+    memory: DatabaseMemory
+    queue: DatabaseQueue
+    schedules: DatabaseSchedules
 
     def close(self) -> None:
         for store in (self.memory, self.queue, self.schedules):
@@ -62,10 +62,10 @@ def open_tool_stores(home: Path, settings: ToolSettings) -> ToolStores:
     memory = MemoryLimits(keys=settings.memory_keys, size=int(settings.memory_megabytes * MEGABYTE))
     with ExitStack() as undo:
         stores = ToolStores(
-            undo.enter_context(closing(SqliteMemory(home, memory))),
-            undo.enter_context(closing(SqliteQueue(home))),
+            undo.enter_context(closing(DatabaseMemory(home, memory))),
+            undo.enter_context(closing(DatabaseQueue(home))),
             undo.enter_context(
-                closing(SqliteSchedules(home, ScheduleLimits(of_agent=settings.schedules)))
+                closing(DatabaseSchedules(home, ScheduleLimits(of_agent=settings.schedules)))
             ),
         )
         undo.pop_all()

@@ -16,7 +16,7 @@ from dragoman.core.triggers import ScheduleState
 
 if TYPE_CHECKING:
     from dragoman.stores.database import StorePlace
-    from dragoman.stores.triggers import SqliteTriggers
+    from dragoman.stores.triggers import DatabaseTriggers
     from dragoman.workflows.event_triggers import WorkflowEvents
     from dragoman.workflows.folder import WorkflowFolder
     from dragoman.workflows.model import Trigger
@@ -30,7 +30,7 @@ DATABASE = "triggers.db"
 
 
 class TriggerParts(NamedTuple):
-    store: SqliteTriggers
+    store: DatabaseTriggers
     schedules: WorkflowSchedules
     webhooks: WorkflowWebhooks
     events: WorkflowEvents
@@ -101,13 +101,13 @@ class LazyTriggers:
         )
 
     def _build(self) -> TriggerParts:
-        from dragoman.stores.triggers import SqliteTriggers
+        from dragoman.stores.triggers import DatabaseTriggers
         from dragoman.workflows.event_triggers import WorkflowEvents
         from dragoman.workflows.schedules import WorkflowSchedules
         from dragoman.workflows.triggers import TriggeredRuns
         from dragoman.workflows.webhooks import WorkflowWebhooks
 
-        folder, runs, store = self.folder, TriggeredRuns(self.service), SqliteTriggers(self.place)
+        folder, runs, store = self.folder, TriggeredRuns(self.service), DatabaseTriggers(self.place)
         return TriggerParts(
             store,
             WorkflowSchedules(folder, runs, store, leases=self.leases),

@@ -28,7 +28,7 @@ class MemoryLimits:
     total_size: int = 200 * 1024 * 1024
 
 
-class SqliteMemory(LoopStore):
+class DatabaseMemory(LoopStore):
     def __init__(
         self,
         place: StorePlace,

@@ -32,7 +32,7 @@ class QueueLimits:
     """The oldest go first."""
 
 
-class SqliteQueue(LoopStore):
+class DatabaseQueue(LoopStore):
     def __init__(
         self,
         place: StorePlace,

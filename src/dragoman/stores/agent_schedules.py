@@ -22,7 +22,7 @@ class ScheduleLimits:
     total: int = 500
 
 
-class SqliteSchedules(LoopStore):
+class DatabaseSchedules(LoopStore):
     def __init__(self, place: StorePlace, limits: ScheduleLimits | None = None) -> None:
         super().__init__(place, TABLES)
         self._limits = limits or ScheduleLimits()

@@ -60,7 +60,7 @@ _COLUMNS = (
 _PRINCIPAL = ("kind", "id", "org", "roles", "scopes", "behalf", "serves", "credential", "view")
 
 
-class SqliteApprovals(LoopStore):
+class DatabaseApprovals(LoopStore):
     def __init__(self, place: StorePlace, hub: str = "") -> None:
         """`hub` makes the approved calls, where several hubs share the database."""
         self._hub = hub

@@ -52,7 +52,7 @@ class ConversationStoreLimits:
     """Seconds after which they are written, together with others."""
 
 
-class SqliteConversations:
+class DatabaseConversations:
     def __init__(
         self,
         place: StorePlace,

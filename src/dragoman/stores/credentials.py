@@ -45,7 +45,7 @@ ON CONFLICT (kind, account, holder, issuer, resource) DO UPDATE SET
 """
 
 
-class SqliteCredentials(LoopStore):
+class DatabaseCredentials(LoopStore):
     def __init__(self, place: StorePlace, key: bytes) -> None:
         # The library is loaded by the hubs that store credentials, and by no others.
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM

@@ -23,7 +23,7 @@ MAX_TEXT = 300
 _FIND = "SELECT label, tool, trace, why FROM labels WHERE key IN ({}) ORDER BY number"
 
 
-class SqliteLabels(LoopStore):
+class DatabaseLabels(LoopStore):
     def __init__(self, place: StorePlace, most: int = MAX_ROWS) -> None:
         folds = {"fold_name": fold_name, "fold_id": fold_id}
         super().__init__(place, TABLES, folds)

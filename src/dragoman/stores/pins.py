@@ -105,7 +105,7 @@ _TRIM = "DELETE FROM pin_decisions WHERE number <= (SELECT max(number) FROM pin_
 _OF = "WHERE target = ? AND kind = ? AND id = ?"
 
 
-class SqlitePins(LoopStore):
+class DatabasePins(LoopStore):
     def __init__(self, place: StorePlace) -> None:
         folds = {"fold_name": fold_name, "fold_id": fold_id}
         super().__init__(place, TABLES, folds)

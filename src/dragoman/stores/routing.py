@@ -44,7 +44,7 @@ _ADD_ATTEMPT = {
 }
 
 
-class SqliteRouting(LoopStore):
+class DatabaseRouting(LoopStore):
     def __init__(self, place: StorePlace, keep: int) -> None:
         """`keep` is the number of decisions."""
         super().__init__(place, TABLES)

@@ -235,7 +235,7 @@ def _decode_safely(decode: Callable[[Any], T], value: Any) -> T | None:
         return None
 
 
-class SqliteTaskStore:
+class DatabaseTaskStore:
     """A `TaskStore` in `tasks.db` of the hub's home, or on a server. Only the thread of the event
     loop uses it."""
 

@@ -27,7 +27,7 @@ _OR_UPDATE = "ON CONFLICT (id) DO UPDATE SET " + ", ".join(
 )
 
 
-class SqliteTriggers(LoopStore):
+class DatabaseTriggers(LoopStore):
     def __init__(self, place: StorePlace, max_deliveries: int = MAX_DELIVERIES) -> None:
         super().__init__(place, TABLES)
         self._max_deliveries = max_deliveries

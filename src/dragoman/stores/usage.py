@@ -42,7 +42,7 @@ FRESH_SECONDS = 1.0
 _INSERT = f"INSERT INTO usage ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))})"
 
 
-class SqliteUsage(LoopStore):
+class DatabaseUsage(LoopStore):
     def __init__(self, place: StorePlace) -> None:
         super().__init__(place, TABLES)
         self._today: tuple[str, dict[tuple[str, str], tuple[int, float]]] = ("", {})
