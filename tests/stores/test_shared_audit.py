@@ -189,7 +189,8 @@ TAMPERING: dict[str, tuple[str, tuple[str, ...]]] = {
         "UPDATE audit_chains SET anchor_seq = 9, anchor_mac = (SELECT mac FROM audit_entries "
         "WHERE chain = 1 AND seq = 10) WHERE chain = 1")),
     "key": ("another secret", (
-        "UPDATE audit_chains SET sealed_key = set_byte(sealed_key, 20, 1) WHERE chain = 1",)),
+        "UPDATE audit_chains SET sealed_key = set_byte(sealed_key, 20, get_byte(sealed_key, 20) # 1) "
+        "WHERE chain = 1",)),
     "exchanged": ("another secret", (
         "UPDATE audit_chains SET id = id || 'x' WHERE chain = 1",)),
     "missing chain": ("the chain is missing", (
