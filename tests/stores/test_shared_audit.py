@@ -183,14 +183,15 @@ TAMPERING: dict[str, tuple[str, tuple[str, ...]]] = {
         "UPDATE audit_entries SET outcome = NULL, ended = NULL WHERE chain = 1 AND seq = 6",)),
     "head": ("the head was changed", (
         "DELETE FROM audit_entries WHERE chain = 1 AND seq > 9",
-        "UPDATE audit_chains SET head = set_byte(head, 40, 9) WHERE chain = 1")),
+        "UPDATE audit_chains SET head = set_byte(head, 40, get_byte(head, 40) # 1) "
+        "WHERE chain = 1")),
     "begun later": ("anchor", (
         "DELETE FROM audit_entries WHERE chain = 1 AND seq <= 9",
         "UPDATE audit_chains SET anchor_seq = 9, anchor_mac = (SELECT mac FROM audit_entries "
         "WHERE chain = 1 AND seq = 10) WHERE chain = 1")),
     "key": ("another secret", (
-        "UPDATE audit_chains SET sealed_key = set_byte(sealed_key, 20, get_byte(sealed_key, 20) # 1) "
-        "WHERE chain = 1",)),
+        "UPDATE audit_chains SET sealed_key = "
+        "set_byte(sealed_key, 20, get_byte(sealed_key, 20) # 1) WHERE chain = 1",)),
     "exchanged": ("another secret", (
         "UPDATE audit_chains SET id = id || 'x' WHERE chain = 1",)),
     "missing chain": ("the chain is missing", (
