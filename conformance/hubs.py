@@ -99,6 +99,8 @@ def _write_settings(home: Path, balancer: Balancer, grpc: Balancer | None) -> No
     file = home / "config.toml"
     text = file.read_text(encoding="utf-8")
     text = text.replace("[server]\n", f'[server]\npublic_url = "{balancer.url}"\n', 1)
+    # A key of one home; several hubs derive theirs from the secret.
+    text = text.replace('credential_key = "file"\n', "")
     if grpc is not None:
         text = text.replace("[a2a]\n", f'[a2a]\ngrpc_address = "127.0.0.1:{grpc.port}"\n', 1)
     text += f'\n[store]\nurl = "{_create_database()}"\n'
