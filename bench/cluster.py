@@ -61,7 +61,11 @@ HUBS = [Setup(f"{n} hub{'s' * (n > 1)} of a cluster", hubs=n) for n in (1, 2, 3)
 OWN = Setup("session at its own hub", hubs=2, dialect=HUB_2025.dialect)
 FORWARDED = replace(OWN, name="session of another hub, forwarded", forwarded=True)
 IDLE = Setup(f"{IDLE_HUBS} idle hubs", hubs=IDLE_HUBS, idle=True)
-WORKERS = [Setup(f"{n} worker{'s' * (n > 1)}", workers=n, connections=64) for n in (1, 2)]
+WORKERS = [
+    Setup("1 worker, all on one core", workers=1, connections=64),
+    Setup("2 workers, all on two cores", workers=2, connections=64),
+]
+"""With the load, the server and the database: these would take a part of the second core alone."""
 SETUPS = [SQLITE, POSTGRES, *HUBS, OWN, FORWARDED, IDLE, *WORKERS]
 
 
@@ -82,15 +86,17 @@ class RunningHubs:
 
 @contextlib.contextmanager
 def run_hubs(setup: Setup) -> Iterator[RunningHubs]:
-    """The hubs share a core, which their CPU does not depend on; workers get all there are."""
+    """The hubs share a core, which their CPU does not depend on, and all else has the other one.
+    Workers share as many cores as there are workers with all else."""
     found = RunningHubs()
     secret = secrets.token_urlsafe(32)
     with contextlib.ExitStack() as stack:
         upstream = free_port()
-        stack.enter_context(run_upstream(upstream, 10, LOAD_CORE))
+        other_core = LOAD_CORE if setup.workers < 2 else None
+        stack.enter_context(run_upstream(upstream, 10, other_core))
         more = ""
         if setup.store:
-            with on_core(LOAD_CORE):
+            with on_core(other_core):
                 found.database = stack.enter_context(run_peer())
             more = f'\n[store]\nurl = "{create_database(found.database.url)}"\n'
         if setup.cluster:
@@ -102,7 +108,7 @@ def run_hubs(setup: Setup) -> Iterator[RunningHubs]:
             # Directly behind the table [server], which comes first.
             head = f"workers = {setup.workers}\n" if setup.workers else ""
             write_hub_config(context, [f'type = "http"\nurl = "{context.urls()[0]}"'], head + more)
-            core = None if setup.workers else TARGET_CORE
+            core = other_core if setup.workers else TARGET_CORE
             child = start(
                 f"{setup.name} {number}", [HUB, "up", "--home", home], core=core, folder=home
             )

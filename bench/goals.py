@@ -310,7 +310,7 @@ def cluster_goals(found: dict, plan: dict) -> list[Verdict]:
             for setup, records in zip(cluster.HUBS[1:], more, strict=True)
         ),
         judge(
-            "two workers on two cores: at least 1.7 times the calls of one",
+            "two workers on two cores: at least 1.7 times the calls of one on one",
             ratio(several, single, "per_second"),
             "{:.2f} times",
             lambda times: times >= 1.7,

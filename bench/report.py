@@ -454,7 +454,8 @@ def cluster_section(results: dict) -> str:
     idle = found.get(cluster.IDLE.name, [])
     header = ["", "CPU per call of all hubs", "x SQLite", "CPU per call of the database"]
     text = "## Several hubs\n\nOver 16 connections (workers: 64), to one hub after the other; "
-    text += "hubs share a core. "
+    text += "hubs share a core, and the load, the server and the database have the other one. "
+    text += "Workers share their cores with all of these. "
     text += "Forwarded: each request goes to the hub that does not own its session.\n\n"
     text += table([*header, "calls/s", "p50", "bad answers"], lines)
     text += f"\nAn idle hub of {cluster.IDLE_HUBS}: "

@@ -111,7 +111,7 @@ def render_measured(figures: Figures) -> str:
         ["an idle hub", f"{costs.idle_hub_share:.2%} of a core, {costs.hub_mb:.0f} MB"],
         ["an idle hub, in the database", f"{costs.idle_database_share:.2%} of a core"],
         [
-            "two workers, calls beside one",
+            "two workers on two cores, calls beside one on one core",
             show(figures.workers_ratio, "{:.2f} times") or "not measured",
         ],
     ]

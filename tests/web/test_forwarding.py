@@ -239,6 +239,7 @@ async def test_a_response_ends_with_the_hub_that_sends_it(
 ) -> None:
     """The connection of a machine that was switched off stays open."""
     monkeypatch.setattr(forwarding, "LAST_SECONDS", 0.2)
+    monkeypatch.setattr(forwarding, "BODY_SECONDS", 0.2)
     async with asyncio.timeout(10), run_hubs() as (edge, slow, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         head = f"POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\nmcp-session-id: s\r\n"

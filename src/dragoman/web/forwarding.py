@@ -13,6 +13,7 @@ import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -42,6 +43,8 @@ HEAD_SECONDS = 86_400.0
 """A response may take as long as a call; a hub that dies ends the wait."""
 RELAY_SECONDS = 2.0
 """How often a stream of events looks for hubs whose events it does not have."""
+BODY_SECONDS = 10.0
+"""How long the body of a short response may take after its head."""
 LAST_SECONDS = 3.0
 """How long the rest of a response may take after its hub has ended."""
 MAX_EVENT = 1024 * 1024
@@ -287,7 +290,7 @@ class ForwardingApp:
 
     async def _send(self, request: ServerRequest, owner: HubAddress, is_charged: bool) -> bool:
         """Sends the request and returns the response. False if the hub has refused it unread."""
-        packed = msgspec.structs.replace(self._pack(request), is_charged=is_charged)
+        packed = self._pack(request, is_charged)
         work = start_task(self._request(packed, owner))
         gone: asyncio.Future[Any] = request.gone
         try:
@@ -297,7 +300,7 @@ class ForwardingApp:
                     timeout=self._cluster.lease_secs,
                     return_when=asyncio.FIRST_COMPLETED,
                 )
-                if gone.done() or not await self._is_owner(owner):
+                if work.done() or gone.done() or not await self._is_owner(owner):
                     break
             if not work.done():
                 if gone.done():
@@ -310,7 +313,7 @@ class ForwardingApp:
         reply = work.result()
         if reply is None:
             return False
-        await _return(request, reply, self._watch(owner), self._listening)
+        await _return(request, reply, partial(self._watch, owner), self._listening)
         return True
 
     async def _watch(self, owner: HubAddress) -> None:
@@ -323,11 +326,12 @@ class ForwardingApp:
         opened = self._open_client(hub.address)
         return await send_to_hub(self._cluster.mark, hub.id, opened, packed)
 
-    def _pack(self, request: ServerRequest) -> ForwardedRequest:
+    def _pack(self, request: ServerRequest, is_charged: bool = False) -> ForwardedRequest:
         is_local = False
         if b"cookie" in request.fields or request.path.startswith(CONSOLE):
             is_local = request.find_peer(self._identify) == LOCAL
-        return _pack(request, isinstance(request.refusal, OwnedElsewhere), is_local)
+        admits = isinstance(request.refusal, OwnedElsewhere)
+        return _pack(request, admits, is_local, is_charged)
 
     async def _has_left(self, owner: HubAddress) -> bool:
         """Whether a hub that did not answer has stopped properly: then it has not taken the
@@ -423,7 +427,9 @@ async def _serve_owned(app: Application, request: ServerRequest) -> None:
         raise Unreachable("the owner of the request has just changed", sent=False) from None
 
 
-def _pack(request: ServerRequest, admits: bool, is_local: bool) -> ForwardedRequest:
+def _pack(
+    request: ServerRequest, admits: bool, is_local: bool, is_charged: bool
+) -> ForwardedRequest:
     target = request.path.encode("latin-1") + (b"?" + request.query if request.query else b"")
     fields = [one for one in request.fields.items() if one[0] not in _NOT_FORWARDED]
     principal = request.principal
@@ -435,58 +441,82 @@ def _pack(request: ServerRequest, admits: bool, is_local: bool) -> ForwardedRequ
         request.body,
         admits,
         is_local,
-        repeated=list(request.repeated),
+        is_charged,
+        list(request.repeated),
     )
 
 
 async def _return(
     request: ServerRequest,
     reply: HttpReply,
-    watch: Work[None],
+    watch: Callable[[], Work[None]],
     listening: set[asyncio.Task[None]],
 ) -> None:
-    """Sends the response of the owner to the client. `watch` ends when the owner has. What copies
-    a stream of notifications is in `listening`, and may be cancelled."""
+    """Sends the response of the owner to the client. `watch` waits until the owner has ended. What
+    copies a stream of notifications is in `listening`, and may be cancelled."""
     headers: Headers = [
         (name.encode("latin-1"), value.encode("latin-1"))
         for name, value in (*reply.repeated, *reply.headers.items())
         if name not in _NOT_RETURNED
     ]
-    id, is_call = _find_id(request) if request.method == "POST" else (None, False)
-    copied, is_session = _CopiedStream(), b"mcp-session-id" in request.fields
-    watching = start_task(watch)
     try:
         if request.method == "HEAD":  # the response has a length and no body
             request.reply(reply.status, headers, b"")
-        elif not _is_long(reply):
-            reading = start_task(reply.body.read(HELD_BYTES))
-            if await _await_end(reading, request, watching):
-                request.reply(reply.status, headers, reading.result())
-        else:
+        elif _is_long(reply):
+            # Before it starts, which gives up the request.
+            id, is_call = _find_id(request) if request.method == "POST" else (None, False)
+            lost = sse.encode_event(rpc.encode_error(id, -32000, LOST)) if is_call else b""
+            is_session = b"mcp-session-id" in request.fields
             request.start(reply.status, headers)
-            copying = start_task(copied.copy(request, reply))
-            if request.method == "GET":
-                listening.add(copying)
-                copying.add_done_callback(listening.discard)
-            if await _await_end(copying, request, watching):
-                request.end()
+            await _pass_on(request, reply, watch(), listening, is_session, lost)
+        else:
+            body = await _read_whole(reply)
+            if not request.lost:
+                request.reply(reply.status, headers, body)
+    finally:
+        reply.body.close()
+
+
+async def _read_whole(reply: HttpReply) -> bytes:
+    """Reads a short response, whose body follows its head at once."""
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            return await reply.body.read(HELD_BYTES)
+    except (TargetFailed, TimeoutError) as error:
+        said = error if isinstance(error, TargetFailed) else "the rest did not come in time"
+        raise Unreachable(f"the hub that owns it was lost while it answered: {said}") from error
+
+
+async def _pass_on(
+    request: ServerRequest,
+    reply: HttpReply,
+    watch: Work[None],
+    listening: set[asyncio.Task[None]],
+    is_session: bool,
+    lost: bytes,
+) -> None:
+    """Copies a response as it arrives, until its end or that of its hub: then a stream ends with
+    the event `lost`, unless the client of a session can resume it."""
+    copied = _CopiedStream()
+    copying, watching = start_task(copied.copy(request, reply)), start_task(watch)
+    if request.method == "GET":
+        listening.add(copying)
+        copying.add_done_callback(listening.discard)
+    try:
+        if await _await_end(copying, request, watching):
+            request.end()
     except TargetFailed as error:
-        if not request.streaming:
-            raise Unreachable(
-                f"the hub that owns it was lost while it answered: {error}"
-            ) from error
         log.warning("a response of another hub broke off: %s", error)
         if "event-stream" not in reply.headers.get("content-type", ""):
             return  # the connection is closed: a truncated response must not look complete
         if is_session and copied.can_be_resumed:
             return  # the connection breaks, and the client resumes the stream at the heir
-        if is_call:
-            await request.write(sse.encode_event(rpc.encode_error(id, -32000, LOST)))
+        if lost:
+            await request.write(lost)
         request.end()
     finally:
         watching.cancel()
         await asyncio.wait([watching])
-        reply.body.close()
 
 
 def _is_long(reply: HttpReply) -> bool:
