@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from dragoman.app.policy_admin.known_ids import KnownIds, find_user
 from dragoman.app.policy_admin.queries import find_principal
 from dragoman.cli.doctor.checks import check_keys
+from dragoman.cli.doctor.findings import DoctorContext
 from dragoman.config import find_frozen_changes, parse
 from dragoman.core.access import TokenRejected
 from dragoman.core.errors import ConfigError, NotFound
@@ -168,6 +168,5 @@ def test_questions_about_policies_find_users() -> None:
 
 def test_doctor_names_the_issuers(tmp_path: Path) -> None:
     config = parse('[server]\nhost = "0.0.0.0"\n' + issuers('name = "corp"'))
-    found: Any = SimpleNamespace(config=config, home=tmp_path)
-    (finding,) = check_keys(found)
+    (finding,) = check_keys(DoctorContext(tmp_path, False, config))
     assert finding.level == "ok" and "corp" in finding.said
