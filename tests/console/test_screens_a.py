@@ -236,9 +236,16 @@ def test_a_changed_tool_is_shown_side_by_side_and_approved(place: Place, open_ta
     expect(tab.page.locator("#nav [data-screen=pins] .tally")).to_have_count(0)
 
 
+STREAM = re.compile(r"/api/events\b")
+
+
 @pytest.mark.promise("U7")
 def test_approvals_are_decided_on_a_phone(place: Place, open_tab: OpenTab) -> None:
-    tab = open_tab(place.hub, **PHONE).sign_in("/approvals")
+    tab = open_tab(place.hub, **PHONE)
+    held: list[Any] = []
+    # The stream opens after the rows were read.
+    tab.page.route(STREAM, lambda route: held.append(route))
+    tab.sign_in("/approvals")
     tab.wait_text("Nothing waits for a decision")
     answers: list[Any] = []
 
@@ -248,6 +255,10 @@ def test_approvals_are_decided_on_a_phone(place: Place, open_tab: OpenTab) -> No
     caller = threading.Thread(target=ask)
     caller.start()
     try:
+        until(lambda: place.hub.api("/api/approvals?state=pending")["approvals"])
+        while held:
+            held.pop().continue_()
+        tab.page.unroute(STREAM)
         card = tab.page.locator("article")
         expect(card).to_contain_text("it moves money", timeout=10_000)
         expect(card).to_contain_text("<b>site</b>")

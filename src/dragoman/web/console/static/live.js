@@ -38,7 +38,7 @@ export class Live {
 
   /**
    * live.on("server-changed", (data) => …) calls back for each event of that name; returns what ends
-   * it. After a gap (a reconnection, or events that were dropped) the event "gap" says that lists
+   * it. After a gap (a connection, or events that were dropped) the event "gap" says that lists
    * should be read again. To follow calls, use "activity": at most one a second, with {calls,
    * failed}. An event for each call ("post-verb" and others) is expensive for the hub: only a screen
    * that shows each call should listen to it.
@@ -91,10 +91,11 @@ export class Live {
     this.#source = source;
     source.onopen = () => {
       onOpen?.();
-      const had = this.#tries > 0 || this.state === "paused";
+      // Also at the first time: a screen may have read its rows before.
+      const missed = this.#tries > 0 || this.state !== "live";
       this.#tries = 0;
       this.#set("live");
-      if (had) this.#emit("gap", {});
+      if (missed) this.#emit("gap", {});
     };
     source.onerror = () => {
       onOpen?.();
