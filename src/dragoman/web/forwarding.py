@@ -463,7 +463,7 @@ async def _return(
         if request.method == "HEAD":  # the response has a length and no body
             request.reply(reply.status, headers, b"")
         elif _is_long(reply):
-            # Before it starts, which gives up the request.
+            # Before the response starts, which releases the request.
             id, is_call = _find_id(request) if request.method == "POST" else (None, False)
             lost = sse.encode_event(rpc.encode_error(id, -32000, LOST)) if is_call else b""
             is_session = b"mcp-session-id" in request.fields
