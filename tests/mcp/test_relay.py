@@ -797,6 +797,19 @@ def test_signal_ends_the_relay_like_end_of_stdin(place, number):
         assert child.stderr.read() == b""
 
 
+def test_signal_ends_a_relay_whose_main_thread_does_not_handle_it(place):
+    before = signal.signal(signal.SIGHUP, lambda *_: None)
+    with closing(Hub(place)), closing(InProcessRelay(place, never)) as inside:
+        inside.ide.shake_hands()
+        inside.relay.watch_signals()
+        try:
+            signal.raise_signal(signal.SIGHUP)
+            assert inside.relay._ended.wait(WAIT)
+        finally:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGHUP, before)
+
+
 def test_closed_stdout_ends_the_relay_quietly(place):
     with closing(Hub(place)) as hub, process(place) as child:
         hub.connections.get(timeout=WAIT)

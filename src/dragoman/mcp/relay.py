@@ -59,6 +59,8 @@ HUB_SECONDS = 20.0  # for a hub that has locked the home but does not answer
 RETRY_SECONDS = 10.0
 DRAIN_SECONDS = 5.0
 HOST_SECONDS = 10.0
+_WAKE = b"."
+_ENDING = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 MAX_WAITING = 1000
 MAX_WAITING_BYTES = 32 * 1024 * 1024
 MAX_IN_FLIGHT = 10_000
@@ -184,11 +186,20 @@ class Relay:
         self._is_ending = True
         self._wake()
 
+    def watch_signals(self) -> None:
+        """Has signals end the relay that the main thread handles, even if it does not notice them:
+        one that arrives just before it begins to wait is handled after the wait."""
+        signal.set_wakeup_fd(self._wake_writer, warn_on_full_buffer=False)
+
     def _wake(self) -> None:
         try:
-            os.write(self._wake_writer, b".")
+            os.write(self._wake_writer, _WAKE)
         except BlockingIOError:
             pass
+
+    def _read_wakes(self) -> bool:
+        """Whether one of the wake-ups was the number of a signal that ends the relay."""
+        return not _ENDING.isdisjoint(os.read(self._wake_reader, 4096))
 
     def _run_thread(self, work: Callable[[], None]) -> None:
         """Runs `work`, then ends the relay: neither thread works without the other."""
@@ -216,7 +227,7 @@ class Relay:
         while not self._is_ending:
             ready = {fd for fd, _ in poller.poll()}
             if self._wake_reader in ready:
-                os.read(self._wake_reader, 4096)
+                self._is_ending = self._is_ending or self._read_wakes()
                 self._flush()
             if self._stdin in ready:
                 try:
@@ -232,7 +243,7 @@ class Relay:
         until = time.monotonic() + DRAIN_SECONDS
         while self._has_unanswered() and (left := until - time.monotonic()) > 0:
             if poller.poll(left * 1000):
-                os.read(self._wake_reader, 4096)
+                self._read_wakes()
             self._flush()
 
     def _handle_piece(self, piece: Piece) -> None:
@@ -552,8 +563,9 @@ def main(home: str, stdin: int, stdout: int, view: str = "") -> int:
         relay.end()
         signal.alarm(int(DRAIN_SECONDS + HOST_SECONDS) + 1)  # in case a thread hangs
 
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in _ENDING:
         signal.signal(number, end)
+    relay.watch_signals()
     code = relay.run()
     if relay.hosted:
         os._exit(code)  # do not wait for threads that the hub left running
