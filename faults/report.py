@@ -27,7 +27,8 @@ renews their rows, with `--seed SEED --case N` one case of a fuzzer.
 The hubs have default settings, with these exceptions: rate limits above what an experiment sends; \
 A2A enabled, with more tasks for fuzzers and fewer for a full store; shorter timeouts for servers \
 and agents that misbehave; fewer calls at once in the two rows about overload; no pins for servers \
-and agents that fuzz the hub. In the attacks on time and memory, another key calls a tool \
+and agents that fuzz the hub; hubs of a cluster with `lease_secs = 3` and `drain_secs = 1` instead \
+of 6 and 3. In the attacks on time and memory, another key calls a tool \
 that takes 5 ms, 100 times a second; the attackers are processes of low priority.
 """
 

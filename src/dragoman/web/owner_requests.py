@@ -16,7 +16,6 @@ from dragoman.core.cluster import ServeFrames
 from dragoman.core.errors import HubError, Overloaded, StorageFailed, Unreachable
 from dragoman.core.principal import Principal
 from dragoman.web.forwarding import (
-    HEAD_SECONDS,
     MAX_FORWARDED,
     OWNER_WAITS,
     Cluster,
@@ -37,7 +36,8 @@ ASK_SECONDS = 3.0
 """How long the other hubs have for the answer to a request to all of them."""
 LENGTH = 4
 """Bytes of the length before a frame."""
-MAX_FRAME = 16 * 1024 * 1024
+MAX_FRAME = 64 * 1024 * 1024
+"""A result may repeat 10 MB of binary data in base64."""
 HEADERS = [(b"content-type", b"application/octet-stream")]
 
 
@@ -55,7 +55,8 @@ class OwnerClient:
         packed = _pack(part, principal, body, is_charged)
         problem: HubError = StorageFailed("the owner of the request is not known")
         loop = asyncio.get_running_loop()
-        until = loop.time() + 2 * self._cluster.lease_secs + 2
+        seconds = 2 * self._cluster.lease_secs + 2
+        until = loop.time() + seconds
         while loop.time() < until:
             try:
                 owner = await self._cluster.find_owner(mark)
@@ -66,7 +67,7 @@ class OwnerClient:
                     return None
                 problem = Unreachable(f"hub {owner.id} does not answer", sent=False)
                 try:
-                    if (reply := await self._send(packed, owner, HEAD_SECONDS)) is not None:
+                    if (reply := await self._send(packed, owner, seconds)) is not None:
                         return self._read(reply, owner)
                 except Unreachable as error:
                     if error.sent:
