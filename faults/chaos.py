@@ -40,6 +40,9 @@ DECK = (
     "clock ahead",
     "clock back",
 )
+HARMLESS = ("clock", "lock", "cut redis", "hang redis", "delay redis", "cut peers", "hang peers")
+"""Faults in which all hubs run and reach the database."""
+_ALIVE = "SELECT id FROM dragoman.hubs WHERE heir IS NULL AND state = 'ready'"
 _TABLES = """
 SELECT table_name FROM information_schema.tables
 WHERE table_schema = 'dragoman' AND table_type = 'BASE TABLE' ORDER BY table_name
@@ -208,6 +211,25 @@ class Chaos:
     # --- the faults
 
     def _cause(self, fault: Fault) -> None:
+        """A hub that runs and reaches the database is not taken for dead."""
+        is_harmless = fault.kind.startswith(HARMLESS)
+        before = self._wait_for_hubs() if is_harmless else set()
+        self._break(fault)
+        if is_harmless:
+            dead = before - self._list_alive()
+            self.outcome.count("hubs taken for dead that were not", len(dead))
+            self.outcome.check(not dead, f"{fault.kind}: {len(dead)} hubs were taken for dead")
+
+    def _list_alive(self) -> set[str]:
+        with psycopg.connect(self.rig.database, autocommit=True) as database:
+            return {str(id) for (id,) in database.execute(_ALIVE).fetchall()}
+
+    def _wait_for_hubs(self) -> set[str]:
+        """Those of the last fault have joined again."""
+        until(lambda: len(self._list_alive()) >= len(self.rig.places), READY_SECONDS)
+        return self._list_alive()
+
+    def _break(self, fault: Fault) -> None:
         place = self.rig.places[fault.place]
         match fault.kind.split():
             case ["pause"]:

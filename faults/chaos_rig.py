@@ -58,11 +58,8 @@ base_url = "{url}"
 time = "* * * * *"
 message = "tick of {name}"
 """
-POLICIES = """
-@id("owner")
-permit (principal in Hub::Role::"owner", action, resource);
-@id("everybody")
-permit (principal, action in Hub::Action::"any_call", resource);
+DEFAULTS = ROOT / "src" / "dragoman" / "policy" / "shipped" / "default.cedar"
+GUARD = """
 @id("guarded")
 @approval("it is money")
 forbid (principal, action in Hub::Action::"any_call", resource == Hub::Tool::"ledger.guarded")
@@ -216,7 +213,8 @@ def _write_home(place: Place, listen: int, store: str, redis: str, ledger: str, 
     )
     files = {
         home / "config.toml": config,
-        home / "policies" / "main.cedar": POLICIES,
+        home / "policies" / "default.cedar": DEFAULTS.read_text("utf-8"),
+        home / "policies" / "guard.cedar": GUARD,
         home / "workflows" / "three.yaml": WORKFLOW,
     }
     for number in range(TICKS):
