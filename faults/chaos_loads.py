@@ -451,19 +451,20 @@ def judge_schedules(rig: ChaosRig, effects: Counter[str]) -> None:
 
 
 def list_repeated(moments: list[float]) -> list[tuple[float, float]]:
-    """The moments that belong to a minute for which there was a run already. One that comes in the
-    first second of a minute may be late for the minute before, if that had none."""
-    taken: set[int] = set()
+    """The moments in a minute that had a run already, and the seconds since it. A run that begins
+    in the first second of a minute may be that of the minute before, if that had none."""
+    taken: dict[int, float] = {}
     found = []
-    last = 0.0
     for moment in sorted(moments):
         minute = int(moment // 60)
-        if moment % 60 < 1.0 and minute - 1 not in taken and taken:
-            minute -= 1
-        if minute in taken:
-            found.append((moment - last, moment))
-        taken.add(minute)
-        last = moment
+        before = taken.get(minute)
+        if before is not None:
+            is_late = before % 60 < 1.0 and minute - 1 not in taken and minute - 1 > min(taken)
+            if is_late:
+                taken[minute - 1] = before
+            else:
+                found.append((moment - before, moment))
+        taken[minute] = moment
     return found
 
 

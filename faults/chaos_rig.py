@@ -256,7 +256,7 @@ def run_chaos_rig(
             given = database_links[number] if database_links is not None else None
             if given is not None:
                 given.target = postgres.port
-                links.run(given.start())
+                links.start(given)
             link = given or links.add(postgres.port)
             place = Place(
                 number, folder / f"h{number}", link, links.add(valkey.port), links.add(listen)

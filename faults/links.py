@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 PASS, CUT, HANG, DELAY = "pass", "cut", "hang", "delay"
@@ -23,8 +23,13 @@ class Link:
         self._open: set[asyncio.StreamWriter] = set()
 
     async def start(self) -> None:
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.port = server.sockets[0].getsockname()[1]
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    def stop(self) -> None:
+        self._server.close()
+        for writer in list(self._open):
+            writer.transport.abort()
 
     def set(self, mode: str) -> None:
         """On the loop of the proxies."""
@@ -72,29 +77,35 @@ class Links:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
+        self._links: list[Link] = []
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         self.loop.set_exception_handler(lambda _, context: None)  # peers leave at any time
         self.loop.run_forever()
+        self.loop.run_until_complete(self._end())
+        self.loop.close()
 
-    def run(self, work: Awaitable[None]) -> None:
-        async def wait() -> None:
-            await work
+    async def _end(self) -> None:
+        for link in self._links:
+            link.stop()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0.01)  # what was aborted is closed in the next round
 
-        asyncio.run_coroutine_threadsafe(wait(), self.loop).result(10)
-
-    def add(self, target: int) -> Link:
-        link = Link(target)
-        self.run(link.start())
+    def start(self, link: Link) -> Link:
+        asyncio.run_coroutine_threadsafe(link.start(), self.loop).result(10)
+        self._links.append(link)
         return link
 
-    def call(self, do: Callable[[], None]) -> None:
-        self.loop.call_soon_threadsafe(do)
+    def add(self, target: int) -> Link:
+        return self.start(Link(target))
 
     def set(self, link: Link, mode: str) -> None:
-        self.call(lambda: link.set(mode))
+        self.loop.call_soon_threadsafe(link.set, mode)
 
     def close(self) -> None:
         self.loop.call_soon_threadsafe(self.loop.stop)
