@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dragoman.core.errors import ConfigError, StorageFailed
+from dragoman.stores.postgres_connections import is_idle
 
 if TYPE_CHECKING:
     import psycopg
@@ -55,9 +56,10 @@ class AsyncLane:
         except (psycopg.Error, OSError, TimeoutError) as error:
             self.close()
             raise StorageFailed(f"PostgreSQL: {render_failure(error)}") from error
-        except asyncio.CancelledError:
-            self.close()  # a statement may be running
-            raise
+        finally:
+            # Also after a cancellation: a statement may be running.
+            if self._connection is not None and not is_idle(self._connection):
+                self.close()
 
     async def connect(self) -> psycopg.AsyncConnection[Any]:
         """Opens another connection, of the caller's own. Raises `StorageFailed`."""

@@ -16,6 +16,7 @@ from dragoman.core.errors import ConfigError, StorageFailed
 from dragoman.core.runs import ENDED, Run, RunFilter, RunTaken, StepRecord
 from dragoman.core.urls import render_origin
 from dragoman.stores import run_rows as rows
+from dragoman.stores.postgres_connections import is_idle
 from dragoman.stores.postgres_sql import translate
 from dragoman.stores.runs_db import TABLES
 
@@ -92,12 +93,15 @@ class _Pool:
             while self.free and self.free[-1].closed:
                 self.free.pop()
             connection = self.free.pop() if self.free else await self.connect()
+            is_done = False
             try:
                 yield connection
-            except BaseException:
-                await connection.close()
-                raise
-            self.free.append(connection)
+                is_done = is_idle(connection)
+            finally:
+                if is_done:
+                    self.free.append(connection)
+                else:
+                    await connection.close()
 
     async def close(self) -> None:
         for connection in (*self.free, self.lock):

@@ -26,6 +26,7 @@ from dragoman.stores.postgres_connections import (
     connect_async,
     describe_failure,
     find_errors,
+    is_idle,
 )
 
 if TYPE_CHECKING:
@@ -152,7 +153,9 @@ class AuditShipper:
         return self._limits.look_seconds
 
     async def _connect(self) -> AsyncConnection:
-        if self._db is None or self._db.closed:
+        if self._db is not None and not is_idle(self._db):
+            await self._disconnect()
+        if self._db is None:
             self._db = await connect_async(self._url)
             self._seen_commits = -1
             await self._copier.align(self._db)
