@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from dragoman.core.errors import ConfigError, StorageFailed
 from dragoman.core.file_modes import make_private_folder
+from dragoman.core.logs import STORAGE_OUTAGE
 from dragoman.core.policy_files import PolicyFileStore, SharedFile, hash_text
 from dragoman.policy import loader
 from dragoman.policy.folder import DISABLED, TEMPORARY
@@ -98,7 +99,9 @@ class SharedPolicies:
                 return
             if await self._compare(reloader, is_settled):
                 self._version, self._state = version, read_state(self._folder)
-        except (StorageFailed, ConfigError, OSError) as error:
+        except StorageFailed as error:
+            STORAGE_OUTAGE.note(f"the policies of other hubs cannot be compared: {error}")
+        except (ConfigError, OSError) as error:
             self._report(f"the policies of other hubs cannot be compared: {error}")
         except Exception:
             log.exception("the policies of other hubs cannot be compared")

@@ -11,6 +11,7 @@ the part of its methods that stores use.
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -192,6 +193,12 @@ def connect_server(
     from dragoman.stores.postgres import PostgresServer
 
     return PostgresServer(url, limits, create=create)
+
+
+def render_reason(problem: str) -> str:
+    """Renders why a database is not available for those who may not know its address, users and
+    tables."""
+    return re.sub(r'"[^"]*"', '"…"', problem.rpartition(" failed: ")[2])
 
 
 class SqliteDatabase:

@@ -30,6 +30,7 @@ from dragoman.core.errors import (
 )
 from dragoman.core.events import RunChanged, StepChanged
 from dragoman.core.hub import Hub
+from dragoman.core.logs import STORAGE_OUTAGE
 from dragoman.core.runs import (
     CANCELLED,
     COMPLETED,
@@ -353,7 +354,7 @@ class Runner:
                     self._open_driver(id)
                 self._fills_again = self._fills_again or bool(new)
         except StorageFailed as error:
-            log.error("workflow runs cannot be read: %s", error)
+            STORAGE_OUTAGE.note(f"workflow runs cannot be read: {error}")
         finally:
             self._is_filling = False
 
@@ -364,7 +365,7 @@ class Runner:
             try:
                 self._next_wake = await self._store.find_next_wake()
             except StorageFailed as error:
-                log.error("workflow runs cannot be read: %s", error)
+                STORAGE_OUTAGE.note(f"workflow runs cannot be read: {error}")
                 self._next_wake = self._clock() + self._limits.retry_secs
             wait = self._limits.longest_wait
             if self._next_wake:
@@ -708,7 +709,7 @@ class Runner:
                     await self._store.save(active.run, changed.values(), children, is_synced)
                     break
                 except StorageFailed as error:
-                    log.error('run "%s" cannot be stored: %s', driver.id, error)
+                    STORAGE_OUTAGE.note(f'run "{driver.id}" cannot be stored: {error}')
                     self._refuse_waiting(driver, error)
                     await asyncio.sleep(self._limits.retry_secs)
             self._announce_changes(active, changed, quiet)
