@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -117,7 +117,7 @@ class App:
             served = {MESSAGES_PART: messages.serve, GRPC_PART: parts.agents.serve_grpc}
             assert parts.shared_audit is not None
             await parts.cluster.start(
-                internal, bodies, placed, served, self._inherit, self._begin_anew,
+                internal, bodies, placed, served, self._inherit, self._find_left, self._begin_anew,
                 parts.shared_audit.find_state,
             )  # fmt: skip
             owner_app = parts.cluster.wrap(owner_app, self._peers.identify_unix)
@@ -299,6 +299,11 @@ class App:
             self.parts.mcp.http.sessions.adopt(states)
         self.parts.guards.approvals.take_over(hub)
         await self.parts.agents.take_over(hub)
+
+    def _find_left(self, hubs: Sequence[str]) -> set[str]:
+        """Finds those of the hubs, which have ended, that still own something."""
+        parts = self.parts
+        return parts.guards.approvals.find_left(hubs) | parts.agents.find_left(hubs)
 
     async def _begin_anew(self, hub: str) -> None:
         """Others own what was this hub's own; it goes on under another id."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -329,6 +329,10 @@ class Agents:
         """Takes over the tasks of another hub that has ended. Raises `StorageFailed`."""
         if self.a2a is not None:
             await self.a2a.server.take_over(hub)
+
+    def find_left(self, hubs: Sequence[str]) -> set[str]:
+        """Finds those of the hubs, which have ended, that still own tasks."""
+        return self.a2a.server.find_left(hubs) if self.a2a is not None else set()
 
     def abandon(self, hub: str) -> None:
         """Other hubs own the tasks of this one, which has the id `hub` from now on."""

@@ -23,7 +23,6 @@ from dragoman.core.errors import NotFound
 from dragoman.core.hub import Hub
 from dragoman.core.ports import AuditLog
 from dragoman.core.principal import Principal
-from dragoman.core.secret_references import is_reference
 from dragoman.core.tool_identity import build_identity
 from dragoman.core.triggers import WebhookReceiver
 from dragoman.guards.validate import compile_schema
@@ -119,13 +118,13 @@ class LazyWorkflows:
 
     @property
     def is_needed(self) -> bool:
-        home, settings = self.home, self.live.config.workflows
+        home = self.home
         has_runs = (
             (home / DATABASE).exists()
             if isinstance(self.place, Path)
             else "runs" in self.place.known or self.cluster is not None
         )
-        return (home / FOLDER).is_dir() or has_runs or settings.database is not None
+        return (home / FOLDER).is_dir() or has_runs
 
     def find(self) -> WorkflowParts | None:
         """Returns the parts, if the home has workflows or runs."""
@@ -245,18 +244,11 @@ class LazyWorkflows:
 
     async def _open_store(self) -> RunStore:
         settings = self.live.config.workflows
-        url = settings.database
-        if url is None and isinstance(self.place, Path):
+        if isinstance(self.place, Path):
             from dragoman.stores.runs import SqliteRuns
 
             return SqliteRuns(self.place, durable=settings.durable)
         from dragoman.stores.runs_postgres import open_postgres_runs
 
-        if url is None:
-            assert not isinstance(self.place, Path)
-            hubs = self.cluster.hubs if self.cluster is not None else None
-            find_hub = (lambda: hubs.mark) if hubs is not None else None
-            return await open_postgres_runs(self.place.url, exclusive=False, find_hub=find_hub)
-        if is_reference(url):
-            url = await self.live.secrets.resolve(url, "[workflows] database")
-        return await open_postgres_runs(url)
+        is_shared = self.cluster is not None
+        return await open_postgres_runs(self.place.url, self.place.fence, is_shared=is_shared)

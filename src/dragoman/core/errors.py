@@ -126,6 +126,12 @@ class StorageFailed(HubError):
     made."""
 
 
+class LeaseExpired(ShuttingDown, StorageFailed, kind="Full"):
+    """The other hubs of the cluster may own, or do own, what this hub owned: it was paused or cut
+    off for longer than a lease. Nothing left the hub; send it again, to any hub. Its kind is
+    `Full`."""
+
+
 class TargetFailed(HubError):
     """Something left the hub and failed there."""
 

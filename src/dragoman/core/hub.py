@@ -128,7 +128,8 @@ class Hub:
         self._owners_at: tuple[tuple[int, ...], ResourceOwners] = (), ResourceOwners((), ())
         """The owners of resource addresses, at these versions of the catalogs."""
         self._mentions = ReturnedUris()
-        self._pipeline = build_pipeline(stages, self._run)
+        run = self._run if cluster is SINGLE_HUB else self._run_with_lease
+        self._pipeline = build_pipeline(stages, run)
 
     async def call(
         self, principal: Principal, name: str, arguments: Mapping[str, Any], options: CallOptions
@@ -187,6 +188,12 @@ class Hub:
         return await self.call(
             principal, name, arguments, structs.replace(options, trace_context=within)
         )
+
+    async def _run_with_lease(self, call: Call) -> Result:
+        """The end of the pipeline of a hub in a cluster: one that was paused meanwhile may not do
+        what its heir does."""
+        self.cluster.check_lease()
+        return await self._run(call)
 
     async def _run(self, call: Call) -> Result:
         """The end of the pipeline. An unexpected exception of a target counts as its failure."""
