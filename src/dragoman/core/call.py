@@ -264,6 +264,9 @@ class Notes(Struct, eq=False):
 
     decision: Decision | None = None
     """What the policies said."""
+    has_left: bool = False
+    """Whether the target was asked to run the call. A target that only calls another one sets it
+    to what became of that call."""
     usage: Mapping[str, Any] | None = None
     """What the remote agent says that the work cost."""
     remote_task: str | None = None
