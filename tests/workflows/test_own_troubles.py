@@ -4,13 +4,10 @@ able to make it; decisions still fail the run."""
 from __future__ import annotations
 
 import asyncio
-import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import psycopg
 import pytest
+from tests.table_outage import take_away
 from tests.workflows.run_rig import RunRig, ask, call, node, run_rig
 
 from dragoman.core.call import Call
@@ -30,26 +27,6 @@ def store_url(request: pytest.FixtureRequest) -> str | None:
         return None
     url: str = request.getfixturevalue("postgres_url")
     return url
-
-
-@contextmanager
-def take_away(home: Path, url: str | None, file: str, table: str) -> Iterator[None]:
-    """While it lasts, a table cannot be read or written."""
-
-    def rename(old: str, new: str) -> None:
-        if url is None:
-            with sqlite3.connect(home / file) as database:
-                database.execute(f"ALTER TABLE {old} RENAME TO {new}")
-            database.close()
-            return
-        with psycopg.connect(url, autocommit=True) as server:
-            server.execute(f"ALTER TABLE dragoman.{old} RENAME TO {new}")
-
-    rename(table, f"{table}_away")
-    try:
-        yield
-    finally:
-        rename(f"{table}_away", table)
 
 
 async def until_put_back(rig: RunRig, run: Run, path: str, problem: str) -> None:
@@ -87,7 +64,7 @@ async def test_keys_that_cannot_be_checked_fail_no_step(short_tmp: Path) -> None
         await rig.define("two", call("slow"), call("after", "slow"))
         run = await rig.start("two", BOB)
         await asyncio.wait_for(rig.stub.arrived.wait(), 20)
-        with take_away(short_tmp, None, "hub.db", "keys"):
+        with take_away(short_tmp, "hub.db", "keys"):
             gate.set()
             await until_put_back(rig, run, "after", "keys cannot be checked")
         run = await rig.until(run.id)
@@ -113,7 +90,7 @@ async def test_an_answer_is_kept_while_the_hub_cannot_pass_it_on(short_tmp: Path
         run = await rig.start("one", BOB)
         await rig.until(run.id, WAITING)
         await rig.until_idle()
-        with take_away(short_tmp, None, "hub.db", "keys"):
+        with take_away(short_tmp, "hub.db", "keys"):
             await rig.service.answer(BOB, run.id, "choose", {"choice": "this"})
             await until_put_back(rig, run, "choose", "keys cannot be checked")
         run = await rig.until(run.id)
@@ -135,7 +112,7 @@ unless { context.approved };
         desk = rig.app.parts.guards.approvals.find_desk()
         rig.add("pay", lambda one: "paid")
         await rig.define("careful", node("ask", "approval", title="Go?"), call("pay", "ask"))
-        with take_away(short_tmp, store_url, "approvals.db", "approvals"):
+        with take_away(store_url or short_tmp, "approvals.db", "approvals"):
             run = await rig.start("careful")
             await until_put_back(rig, run, "ask", "approvals")
         for path in ("ask", "pay"):

@@ -277,6 +277,8 @@ class Notes(Struct, eq=False):
     """Set if the call needs the approval of a person."""
     approval_id: str = ""
     """The request for that approval."""
+    is_repeated: bool = False
+    """Whether the result is that of an earlier call: this one was not made."""
     labels: frozenset[str] = NO_LABELS
     """The taint labels of the data that the call may carry."""
     flows: Sequence[dict[str, str]] = ()
