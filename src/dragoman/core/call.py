@@ -264,6 +264,9 @@ class Notes(Struct, eq=False):
 
     decision: Decision | None = None
     """What the policies said."""
+    has_left: bool = False
+    """Whether the target was asked to run the call. A target that only calls another one sets it
+    to what became of that call."""
     usage: Mapping[str, Any] | None = None
     """What the remote agent says that the work cost."""
     remote_task: str | None = None
@@ -274,6 +277,8 @@ class Notes(Struct, eq=False):
     """Set if the call needs the approval of a person."""
     approval_id: str = ""
     """The request for that approval."""
+    is_repeated: bool = False
+    """Whether the result is that of an earlier call: this one was not made."""
     labels: frozenset[str] = NO_LABELS
     """The taint labels of the data that the call may carry."""
     flows: Sequence[dict[str, str]] = ()

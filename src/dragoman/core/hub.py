@@ -177,6 +177,7 @@ class Hub:
             return tool, await self._pipeline(call)
         except HubError as error:
             error.trace = trace.id
+            error.has_left = call.notes.has_left
             raise
 
     async def call_within(
@@ -197,6 +198,7 @@ class Hub:
 
     async def _run(self, call: Call) -> Result:
         """The end of the pipeline. An unexpected exception of a target counts as its failure."""
+        call.notes.has_left = True
         try:
             result = await call.tool.target.run(call)
         except HubError:
