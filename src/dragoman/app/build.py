@@ -139,7 +139,7 @@ def build_app(
         open_account = logins.open_server_account
         upstreams = build_upstreams(home, live, net, catalogs, bus, clients, open_account, cluster)
         failures: dict[str, str] = {}
-        load_function_agents(home, config, catalogs.tools, local, failures)
+        load_function_agents(home, config, catalogs.tools, local, failures, stores.conversations)
         targets = Targets(upstreams, local, registered, skill_table)
         profiles, renew = AgentProfiles(), partial(renew_principal, stores.keys)
         access, io = build_access(home, config.tools, profiles), _build_outer(live, net, cluster)

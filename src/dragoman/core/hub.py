@@ -174,11 +174,14 @@ class Hub:
             options.task,
         )
         try:
-            return tool, await self._pipeline(call)
+            result = await self._pipeline(call)
         except HubError as error:
             error.trace = trace.id
             error.has_left = call.notes.has_left
             raise
+        if call.notes.flush is not None:
+            await call.notes.flush()
+        return tool, result
 
     async def call_within(
         self, parent: Trace, principal: Principal, name: str, arguments: Mapping[str, Any],
