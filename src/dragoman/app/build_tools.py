@@ -15,6 +15,7 @@ from dragoman.core.hub import Hub
 from dragoman.core.local_agents import AgentDirectory
 from dragoman.core.principal import Principal
 from dragoman.core.secret_references import SecretResolver
+from dragoman.core.secret_rules import Author, SecretUse
 from dragoman.guards.validate import compile_schema
 from dragoman.net.client import OutboundHttp
 from dragoman.stores.agent_memory import DatabaseMemory, MemoryLimits
@@ -43,6 +44,7 @@ from dragoman.wire.http import HttpClient
 from dragoman.wire.secret_headers import SecretHeadersClient, build_placeholder
 
 MEGABYTE = 1024 * 1024
+SEARCH_USE = SecretUse(Author.OWNER, "web_search")
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +160,7 @@ def _build_search(
     placeholders = {name: build_placeholder() for name in given}
     if given:
         templates = {placeholders[name]: value for name, value in given.items()}
-        expand = partial(secrets.expand_to_send, owner="web_search")
+        expand = partial(secrets.expand_to_send, use=SEARCH_USE)
         http = SecretHeadersClient(http, templates, expand, secrets.forget_embedded)
     return SearchEngine(url, http, placeholders)
 
