@@ -193,8 +193,10 @@ OWNER_SOURCES = {  # modules that may say of a reference that the owner wrote it
     "dragoman.oauth.server.introspection",  # [auth.introspection]
     "dragoman.stores.database",  # [store]
     "dragoman.web.api_servers",  # compares: the owner's own session
+    "dragoman.workflows.active_run",  # compares
     "dragoman.workflows.authorship",  # compares
     "dragoman.workflows.folder",  # a file without the mark of the API
+    "dragoman.workflows.runner",  # compares
 }
 
 # Fields of `app` that a lifecycle changes after its object is built, as `Class.field`.

@@ -157,7 +157,7 @@ class ApprovalDesk:
         return self._clock() < found.ended_at + self._settings().result_secs
 
     def _build_request(self, call: Call, rule: ApprovalRule, id: str) -> ApprovalRequest:
-        arguments = call.arguments
+        arguments = call.trace.secrets.mask(call.arguments)
         try:
             size = len(encode(arguments))
         except Exception:  # numbers over 64 bits, lone surrogates
