@@ -14,7 +14,6 @@ from dragoman.a2a.config import ExternalAgent
 from dragoman.core.errors import ConfigError, Unreachable
 from dragoman.core.secret_references import SecretResolver, list_embedded, render_reference
 from dragoman.core.secret_rules import Author, ReferenceRules, SecretUse
-from dragoman.core.structs import replace
 from dragoman.wire.http import (
     NO_HEADERS,
     AddressFinder,
@@ -23,6 +22,7 @@ from dragoman.wire.http import (
     HttpClient,
     HttpReply,
 )
+from dragoman.wire.masked_replies import list_secret_words, mask_reply
 
 UNAUTHORIZED = 401
 PLACEHOLDER = "(held)"
@@ -85,6 +85,12 @@ class AgentCredentials:
             found["authorization"] = f"Bearer {token}"
         return found
 
+    def list_secrets(self, values: Mapping[str, str]) -> tuple[str, ...]:
+        """Lists what no reply may repeat of the headers with these values."""
+        templates = {"authorization": "Bearer", **self._headers}
+        words = (list_secret_words(value, templates[name]) for name, value in values.items())
+        return tuple(word for each in words for word in each)
+
     def forget(self) -> bool:
         """Drops cached secrets, which the agent has refused; returns whether there were any."""
         forgotten = [self._secrets.forget(one) for one in self._references]  # all of them
@@ -107,6 +113,7 @@ class CredentialHttpClient:
         self._names = frozenset(credentials.headers)
         self._template: Mapping[str, str] = NO_HEADERS
         self._values: Mapping[str, str] = NO_HEADERS
+        self._secrets: tuple[str, ...] = ()
         self._filled = FixedHeaders(NO_HEADERS)
         """The headers that were sent last, made of this template and these values."""
 
@@ -137,12 +144,13 @@ class CredentialHttpClient:
                 reply = await self._http.request(
                     method, url, filled, body, timeout=timeout, extra_headers=extra_headers
                 )
-        return replace(reply, secrets=tuple(values.values()))
+        return mask_reply(reply, self._secrets)
 
     def _fill(self, headers: Mapping[str, str], values: dict[str, str]) -> FixedHeaders:
         if headers is not self._template or values != self._values:
             filled = {name: values.get(name, value) for name, value in headers.items()}
             self._filled, self._values = FixedHeaders(filled), values
+            self._secrets = self._credentials.list_secrets(values)
             # Only these do not change from one request to the next.
             self._template = headers if isinstance(headers, FixedHeaders) else NO_HEADERS
         return self._filled

@@ -41,6 +41,7 @@ from dragoman.processes.sandbox import (
     describe_loose_files,
 )
 from dragoman.wire.http import HttpClient
+from dragoman.wire.masked_replies import MaskingClient, list_secret_words
 from dragoman.wire.secret_headers import SecretHeadersClient, build_placeholder
 
 log = logging.getLogger(__name__)
@@ -237,13 +238,17 @@ class Connector:
     ) -> tuple[dict[str, str], HttpClient]:
         """Returns the headers, and the client that puts secrets into them which may change."""
         secrets, use = self._secrets, _build_use(upstream)
-        headers, templates = {}, {}
+        headers, templates, fixed = {}, {}, list[str]()
         for name, value in parse_headers(transport.headers):
             filled = await secrets.expand(value, use)  # reports what is missing now
             if needs_resolver(value):
                 filled = build_placeholder()
                 templates[filled] = value
+            elif "${" in value:
+                fixed += list_secret_words(filled, value)
             headers[name.lower()] = filled
+        if fixed:
+            http = MaskingClient(http, fixed)
         if not templates:
             return headers, http
         expand = partial(secrets.expand_to_send, use=use)
