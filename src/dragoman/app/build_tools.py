@@ -80,7 +80,6 @@ class ToolParts:
     stores: ToolStores
     schedules: ScheduleRunner
     threads: ToolThreads
-    peers: A2aPeers
     _loops: Background = field(default_factory=lambda: Background("built-in tools"))
 
     def start(self) -> None:
@@ -91,7 +90,6 @@ class ToolParts:
     async def stop(self) -> None:
         await self._loops.close()
         await self.schedules.close()
-        await self.peers.close()
         self.threads.close()
         self.stores.close()
 
@@ -114,7 +112,6 @@ def build_tools(
     stores = open_tool_stores(home, settings)
     threads, calls = ToolThreads(), NestedCalls(hub)
     public = net.open_public(allow_private=settings.allow_private)
-    peers = A2aPeers(public)
     files = WorkspaceFiles(_build_workspace_limits(settings), threads)
     web_limits = WebLimits(
         seconds=settings.fetch_secs, body_bytes=int(settings.fetch_megabytes * MEGABYTE)
@@ -141,13 +138,13 @@ def build_tools(
             ScheduleTools(stores.schedules, schedules.wake),
             MediaTools(files, vision),
             TimeTools(time.time),
-            A2aTools(peers, calls),
+            A2aTools(A2aPeers(public), calls),
         ],
         access.find_profile,
         compile_schema,
     )
     hub.catalog.offer(target.name, target.tools)
-    return ToolParts(target, stores, schedules, threads, peers)
+    return ToolParts(target, stores, schedules, threads)
 
 
 def _build_search(
