@@ -173,6 +173,32 @@ REVISION_HOME, DIALECT_HOME = "dragoman.mcp.protocol", "dragoman.a2a.protocol.di
 """The only packages that compare an MCP revision, and an A2A version or dialect: other code asks
 for a named capability."""
 
+SECRET_READERS = {
+    "resolve_local", "resolve_to_send", "expand", "expand_to_send", "_resolve_secret",
+}  # fmt: skip
+"""The methods of `SecretResolver`, and the ports to it; `resolve` besides, which paths have too."""
+OWNER_SOURCES = {  # modules that may say of a reference that the owner wrote it, and where it was
+    "dragoman.agents.model_factory",  # a manifest
+    "dragoman.app.build_agents",  # [[a2a.external_agents]]
+    "dragoman.app.build_redis",  # [redis]
+    "dragoman.app.build_secrets",  # api_key
+    "dragoman.app.build_telemetry",  # [otel]
+    "dragoman.app.build_tools",  # [tools]
+    "dragoman.app.build_workflows",  # [workflows], and a definition equal to a file of the owner
+    "dragoman.cli.workflows",  # the command line
+    "dragoman.core.secret_rules",
+    "dragoman.core.shared_settings",  # [store], [cluster]
+    "dragoman.oauth.authority.oidc",  # [auth.server.oidc]
+    "dragoman.oauth.client.grants",  # the oauth settings of a server or agent
+    "dragoman.oauth.server.introspection",  # [auth.introspection]
+    "dragoman.stores.database",  # [store]
+    "dragoman.web.api_servers",  # compares: the owner's own session
+    "dragoman.workflows.active_run",  # compares
+    "dragoman.workflows.authorship",  # compares
+    "dragoman.workflows.folder",  # a file without the mark of the API
+    "dragoman.workflows.runner",  # compares
+}
+
 # Fields of `app` that a lifecycle changes after its object is built, as `Class.field`.
 LIFECYCLE = {
     "ClusterParts._internal",
@@ -371,10 +397,42 @@ def _find_late_wiring(module: str, tree: ast.Module) -> Iterator[int]:
             yield node.lineno
 
 
+def _find_unnamed_uses(module: str, tree: ast.Module) -> Iterator[int]:
+    """Every call that reads a secret says by a `SecretUse` who wrote the reference."""
+    if module == "dragoman.core.secret_references":
+        return
+    for node in _list_nodes(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        reader, given = node.func, node.args
+        if getattr(reader, "id", "") == "partial" and given:
+            reader, given = given[0], given[1:]
+        name = getattr(reader, "attr", "")
+        is_reader = name in SECRET_READERS or (name == "resolve" and bool(given))
+        uses = [one.value for one in node.keywords if one.arg == "use"] or given[1:2]
+        if is_reader and not any(map(_is_secret_use, uses)):
+            yield node.lineno
+
+
+def _is_secret_use(node: ast.expr) -> bool:
+    called = node.func if isinstance(node, ast.Call) else node
+    name = str(getattr(called, "id", getattr(called, "attr", "")))
+    return name == "SecretUse" or name.lower().endswith("use")
+
+
+def _find_claimed_owners(module: str, tree: ast.Module) -> Iterator[int]:
+    for node in _list_nodes(tree):
+        is_author = isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "Author"
+        if is_author and getattr(node, "attr", "") == "OWNER" and module not in OWNER_SOURCES:
+            yield getattr(node, "lineno", 0)
+
+
 RULES: dict[str, tuple[str, Callable[[str, ast.Module], Iterator[int]]]] = {
     "revisions": ("compares an MCP revision: ask mcp.protocol for a capability", _find_revisions),
     "dialects": ("compares an A2A version: ask the dialect for a capability", _find_dialects),
     "tasks": ("starts a task itself: use core.background", _find_tasks),
+    "secrets": ("reads a secret without saying who wrote the reference", _find_unnamed_uses),
+    "owners": ("says that the owner wrote a reference: see OWNER_SOURCES", _find_claimed_owners),
     "wiring": (
         "sets an attribute after construction: pass it to the constructor",
         _find_late_wiring,
@@ -523,6 +581,11 @@ PLANTED = {
         "app/x.py",
         "class A:\n    def join(self, hub):\n        self.hub = hub",
     ),
+    "a secret without its writer": ("web/x.py", 'secrets.resolve(reference, "server")'),
+    "a secret without a use": ("mcp/x.py", "secrets.expand_to_send(text)"),
+    "a port without a use": ("oauth/x.py", 'self._resolve_secret(one, "[auth]")'),
+    "a partial without a use": ("app/x.py", 'partial(secrets.expand_to_send, owner="x")'),
+    "the owner claimed elsewhere": ("web/x.py", "use = SecretUse(Author.OWNER, 'x')"),
     "a field set by a function": ("app/policy_admin/x.py", "def f(self):\n    self.hub = 1"),
 }
 
@@ -534,6 +597,9 @@ def test_a_planted_violation_is_found(sin: str) -> None:
 
 
 ALLOWED = {
+    "a secret with its writer": ("web/x.py", "secrets.resolve(one, SecretUse(author, 'x'))"),
+    "a secret with a use": ("app/x.py", "partial(secrets.expand, use=build_use(one))"),
+    "a path resolved": ("web/x.py", "path.resolve(strict=True)"),
     "core uses itself": ("core/x.py", "import asyncio\nfrom dragoman.core.call import Call"),
     "wire uses its codec": ("wire/x.py", "import msgspec\nfrom dragoman.wire.json import decode"),
     "processes uses core": ("processes/x.py", "from dragoman.core.errors import Unreachable"),

@@ -16,7 +16,6 @@ from dragoman.a2a.remote.credentials import (
     AgentCredentials,
     CredentialClients,
     CredentialHttpClient,
-    ReferenceRules,
 )
 from dragoman.a2a.remote.health_watch import ReviewCard
 from dragoman.a2a.remote.registered_agents import RegisteredAgents
@@ -48,6 +47,7 @@ from dragoman.core.errors import ConfigError
 from dragoman.core.hub import Hub
 from dragoman.core.local_agents import AgentProfile, AgentProfiles
 from dragoman.core.principal import Principal
+from dragoman.core.secret_rules import Author
 from dragoman.core.task_registry import TaskLimits, TaskRegistry
 from dragoman.core.tool import Validator
 from dragoman.core.usage import Budget, UsageStore
@@ -404,7 +404,7 @@ class AgentsBuilder:
     def _build_registry(self) -> Registry:
         """External agents are tools even if the hub does not serve A2A."""
         config, catalog, home = self.live.config, self.hub.catalog, self.home
-        rules = ReferenceRules(config.bridge.credential_env, home, config.secrets.allow)
+        rules = self.live.secrets.rules
 
         def build_remote(entry: ExternalAgent, source: str) -> RemoteAgent:
             credentials = AgentCredentials(
@@ -412,7 +412,7 @@ class AgentsBuilder:
                 entry.token,
                 dict(parse_headers(entry.headers)),
                 self.live.secrets,
-                files_below=Path("/") if source == CONFIG else rules.find_folder(entry),
+                author=Author.OWNER if source == CONFIG else Author.API,
             )
             if source == CONFIG:
                 credentials.check_local()  # reports what is missing at the start

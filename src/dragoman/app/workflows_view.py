@@ -13,6 +13,7 @@ from dragoman.core.logs import render_time
 from dragoman.core.ports import ADMIN
 from dragoman.core.principal import Principal
 from dragoman.core.runs import ENDED, PENDING, RUNNING, SKIPPED, WAITING, Run, StepRecord
+from dragoman.core.secret_rules import find_author
 from dragoman.core.tool import Tool
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class WorkflowsView:
 
     async def write(self, principal: Principal, name: str, source: str) -> dict[str, Any]:
         parts = await self._lazy.require()
-        parts.folder.write(name, source)
+        parts.folder.write(name, source, find_author(principal))
         record_done(self._lazy.audit, "workflow.write", name, principal.label, API, {})
         return self.describe(principal, name)
 

@@ -61,6 +61,12 @@ def _is_unknown(tool: Tool) -> bool:
     return isinstance(target, Nowhere) and isinstance(target.error, NotFound)
 
 
+def _mask_error(call: Call, error: HubError) -> None:
+    """Takes the secrets of the call's arguments out of an error that its target reports."""
+    if (secrets := call.trace.secrets) and error.args:
+        error.args = (secrets.mask(str(error)), *error.args[1:])
+
+
 class CallOptions(Struct, frozen=True):
     """What a server passes beside the tool and its arguments; `Call` documents the fields it takes
     over."""
@@ -204,10 +210,13 @@ class Hub:
         call.notes.has_left = True
         try:
             result = await call.tool.target.run(call)
-        except HubError:
+        except HubError as error:
+            _mask_error(call, error)
             raise
         except Exception as error:
-            raise WorkFailed(f'"{call.tool.name}" failed: {error!r}') from error
+            failure = WorkFailed(f'"{call.tool.name}" failed: {error!r}')
+            _mask_error(call, failure)
+            raise failure from error
         for block in result.content:
             if isinstance(block, dict) and block.get("type") in LINKING:
                 return self._rewrite_links(call, result)

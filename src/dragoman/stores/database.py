@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from dragoman.core.errors import ConfigError, LeaseExpired, StorageFailed
 from dragoman.core.secret_references import SecretResolver, is_reference
+from dragoman.core.secret_rules import Author, SecretUse
 from dragoman.core.shared_settings import STORE_URL
 from dragoman.stores.sqlite import (
     BUSY_SECONDS,
@@ -185,7 +186,7 @@ def open_place(
     if url is None:
         return home
     if is_reference(url):
-        url = secrets.resolve_local(url, STORE_URL)
+        url = secrets.resolve_local(url, SecretUse(Author.OWNER, STORE_URL))
     return connect_server(url, limits, create)
 
 

@@ -44,8 +44,8 @@ HUB_SECONDS = 10
 # Times are in microseconds since 2026, so that a double has them exactly. A value is the time at
 # which a budget is full again, and the time in which one token returned when it was written: under
 # other rules the tokens that were used stay used, and return as fast as the new rules say: then a
-# refusal is written, too. No budget can be emptier than empty: the clock of the server may have been
-# set back. An expired key equals a full budget.
+# refusal is written, too. No budget can be emptier than empty: the clock of the server may have
+# been set back. An expired key equals a full budget.
 CHARGE = RedisScript("""\
 local time = redis.call('TIME')
 local now = (time[1] - 1767225600) * 1000000 + time[2]

@@ -18,7 +18,9 @@ from time import monotonic
 
 from dragoman.core.errors import ConfigError, InvalidInput, NotFound
 from dragoman.core.file_modes import find_exposure, make_private_folder
+from dragoman.core.secret_rules import Author, ReferenceRules
 from dragoman.core.structs import Struct, replace
+from dragoman.workflows.authorship import CheckReference, find_refused, is_marked, set_author
 from dragoman.workflows.loader import InvalidDefinition, load_workflow
 from dragoman.workflows.model import Workflow
 from dragoman.workflows.schema import ID
@@ -31,6 +33,8 @@ FOLDER = "workflows"
 ENDINGS = (".yaml", ".yml")
 TEMPORARY = ".tmp"
 MAX_FILES = 500
+MAX_OWN = 5_000
+"""Versions of the owner's definitions that are known as such."""
 WATCH_SHARE = 0.005
 """Of the time, that the files may be watched."""
 LONGEST_PAUSE = 5.0
@@ -54,8 +58,18 @@ class DefinitionFile(Struct, frozen=True, kw_only=True):
 
 
 class WorkflowFolder:
-    def __init__(self, path: Path, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(
+        self,
+        path: Path,
+        clock: Callable[[], float] = monotonic,
+        check: CheckReference | None = None,
+    ) -> None:
+        """`check` decides on the references of definitions that the API wrote; without it, they may
+        use what every home sets aside."""
         self.path = path
+        self._check_reference = check or ReferenceRules((), path.parent).check
+        self._own: dict[str, None] = {}
+        """The digests of the owner's definitions that were loaded, the oldest first."""
         self._clock = clock
         self._next_check = 0.0
         self._is_full = False
@@ -104,6 +118,15 @@ class WorkflowFolder:
         near = difflib.get_close_matches(name, [one.name for one in self._files.values()], n=1)
         hint = f'; did you mean "{near[0]}"?' if near else ""
         raise NotFound(f'there is no workflow "{name[:80]}"{hint}')
+
+    def is_own(self, digest: str) -> bool:
+        """Whether a definition of this digest was a file of the owner since the hub started."""
+        return digest in self._own
+
+    def check_references(self, workflow: Workflow, file: str = "") -> None:
+        """Raises `InvalidDefinition` for a secret that the author of the definition may not use."""
+        if problems := list(find_refused(workflow, self._check_reference)):
+            raise InvalidDefinition(problems, file)
 
     def check(self) -> list[str]:
         """Loads files that are new or have changed, and removes workflows whose file is gone.
@@ -179,6 +202,7 @@ class WorkflowFolder:
             if exposed is not None and exposed.reachable:
                 raise InvalidDefinition([Problem(1, str(exposed))], file)
             workflow = load_file(self.path / file)
+            self.check_references(workflow, file)
             owner = self._names.get(workflow.name, file)
             if owner != file:
                 words = f'there is a workflow "{workflow.name}" already, in {owner}'
@@ -191,21 +215,32 @@ class WorkflowFolder:
             del self._names[before.name]
         self._names[workflow.name] = file
         self._files[file] = DefinitionFile(name=workflow.name, file=file, workflow=workflow)
+        if workflow.author is Author.OWNER:
+            self._own[workflow.digest] = None
+            while len(self._own) > MAX_OWN:
+                del self._own[next(iter(self._own))]
 
     # --- writing ---------------------------------------------------------------------------------
 
-    def write(self, name: str, source: str) -> Workflow:
-        """Creates or replaces the workflow `name`: checks the definition, writes its file
-        atomically and loads it. Raises `InvalidInput` and `ConfigError`."""
+    def write(self, name: str, source: str, author: Author) -> Workflow:
+        """Creates or replaces the workflow `name` for `author`: checks the definition as it will be
+        in the file, writes it atomically and loads it. Raises `InvalidInput` and `ConfigError`."""
         if not re.fullmatch(ID, name):
             raise InvalidInput(
                 f"invalid workflow name {name[:80]!r}: use up to 64 letters, digits, hyphens and "
                 "underscores"
             )
         self.check()
-        workflow = load_workflow(source, name)
-        if workflow.name != name:
-            raise InvalidInput(f'the definition has the name "{workflow.name}", not "{name}"')
+        given = load_workflow(source, name, author=author)
+        if given.name != name:
+            raise InvalidInput(f'the definition has the name "{given.name}", not "{name}"')
+        source = set_author(source, author)
+        written = load_workflow(source, name, author=author)
+        if replace(written, source=given.source, digest=given.digest) != given:
+            raise InvalidInput(
+                "the definition cannot be written as it is: end it with a line break"
+            )
+        self.check_references(written)
         taken = next((one.file for one in self._files.values() if one.name == name), None)
         file = taken or f"{name}{ENDINGS[0]}"
         if taken is None and file in self._files:
@@ -245,7 +280,8 @@ def load_file(path: Path) -> Workflow:
         text = data.decode("utf-8")
     except UnicodeDecodeError:
         raise fail("the file is not UTF-8 text") from None
-    workflow = load_workflow(text, path.stem, path.name)
+    author = Author.API if is_marked(text) else Author.OWNER
+    workflow = load_workflow(text, path.stem, path.name, author)
     if not re.fullmatch(ID, workflow.name):
         words = f'the file name "{workflow.name[:80]}" cannot be the name of a workflow'
         raise fail(f'{words}; add the key "name"')

@@ -14,6 +14,8 @@ from typing import Any
 from dragoman.core.errors import InvalidInput
 from dragoman.core.event_payloads import EVENT_NAMES
 from dragoman.core.schedule_times import parse_timing
+from dragoman.core.secret_rules import Author
+from dragoman.core.structs import replace
 from dragoman.workflows import schema
 from dragoman.workflows.durations import parse_duration
 from dragoman.workflows.inputs import build_input
@@ -62,13 +64,15 @@ def render_problem(problem: Problem, file: str = "") -> str:
     return f"{place}: {problem.message}"
 
 
-def load_workflow(source: str, name: str, file: str = "") -> Workflow:
+def load_workflow(
+    source: str, name: str, file: str = "", author: Author = Author.STORED
+) -> Workflow:
     """Loads a definition. `name` is that of a workflow that has none of its own, `file` is for
     messages. Raises `InvalidDefinition`."""
     workflow, problems = _load(source, name)
     if workflow is None:
         raise InvalidDefinition(problems, file)
-    return workflow
+    return replace(workflow, author=author)
 
 
 def check_definition(source: str, name: str) -> list[Problem]:
