@@ -5,19 +5,20 @@ A file that cannot be used leaves its workflow as it was; the others are not tou
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import difflib
 import logging
 import os
 import re
 import stat
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import monotonic
 
 from dragoman.core.errors import ConfigError, InvalidInput, NotFound
 from dragoman.core.file_modes import find_exposure, make_private_folder
+from dragoman.core.nearest_names import find_nearest
 from dragoman.core.structs import Struct, replace
 from dragoman.workflows.loader import InvalidDefinition, load_workflow
 from dragoman.workflows.model import Workflow
@@ -64,6 +65,8 @@ class WorkflowFolder:
         """By file name."""
         self._names: dict[str, str] = {}
         """The file that has the workflow of each name."""
+        self._parsed: dict[str, tuple[FileState, Workflow | InvalidDefinition]] = {}
+        """What changed files contain, parsed before they are loaded."""
         self._observers: list[Callable[[], None]] = []
 
     def observe(self, changed: Callable[[], None]) -> None:
@@ -101,14 +104,14 @@ class WorkflowFolder:
         for entry in self.list_files():
             if name == entry.name:
                 return entry
-        near = difflib.get_close_matches(name, [one.name for one in self._files.values()], n=1)
-        hint = f'; did you mean "{near[0]}"?' if near else ""
+        near = find_nearest(name, (one.name for one in self._files.values()))
+        hint = f'; did you mean "{near}"?' if near else ""
         raise NotFound(f'there is no workflow "{name[:80]}"{hint}')
 
-    def check(self) -> list[str]:
+    def check(self, found: Mapping[str, FileState] | None = None) -> list[str]:
         """Loads files that are new or have changed, and removes workflows whose file is gone.
-        Returns the names of the files that have changed."""
-        found = self._read_states()
+        Returns the names of the files that have changed. `found` is what the files are now."""
+        found = self._read_states() if found is None else found
         changed = [file for file in self._states if file not in found]
         for file in changed:
             del self._states[file]
@@ -155,7 +158,13 @@ class WorkflowFolder:
         begun = self._clock()
         if begun < self._next_check:
             return
-        changed = self.check()
+        found = self._read_states()
+        waiting = [file for file, state in found.items() if self._states.get(file) != state]
+        for file in waiting:
+            # Not on the event loop: a large definition takes a second.
+            self._parsed[file] = found[file], await asyncio.to_thread(_parse, self.path / file)
+        changed = self.check(None if waiting else found)  # others may have changed meanwhile
+        self._parsed.clear()
         for file in changed:
             self._log(file)
         spent = self._clock() - begun
@@ -178,7 +187,11 @@ class WorkflowFolder:
             exposed = find_exposure(self.path / file)
             if exposed is not None and exposed.reachable:
                 raise InvalidDefinition([Problem(1, str(exposed))], file)
-            workflow = load_file(self.path / file)
+            state, workflow = self._parsed.get(file, (None, None))
+            if workflow is None or state != self._states[file]:
+                workflow = _parse(self.path / file)
+            if isinstance(workflow, InvalidDefinition):
+                raise workflow
             owner = self._names.get(workflow.name, file)
             if owner != file:
                 words = f'there is a workflow "{workflow.name}" already, in {owner}'
@@ -194,16 +207,17 @@ class WorkflowFolder:
 
     # --- writing ---------------------------------------------------------------------------------
 
-    def write(self, name: str, source: str) -> Workflow:
+    def write(self, name: str, source: str, workflow: Workflow | None = None) -> Workflow:
         """Creates or replaces the workflow `name`: checks the definition, writes its file
-        atomically and loads it. Raises `InvalidInput` and `ConfigError`."""
+        atomically and loads it. `workflow` is what `source` was found to define, if it was loaded
+        before. Raises `InvalidInput` and `ConfigError`."""
         if not re.fullmatch(ID, name):
             raise InvalidInput(
                 f"invalid workflow name {name[:80]!r}: use up to 64 letters, digits, hyphens and "
                 "underscores"
             )
         self.check()
-        workflow = load_workflow(source, name)
+        workflow = workflow or load_workflow(source, name)
         if workflow.name != name:
             raise InvalidInput(f'the definition has the name "{workflow.name}", not "{name}"')
         taken = next((one.file for one in self._files.values() if one.name == name), None)
@@ -214,7 +228,11 @@ class WorkflowFolder:
         if taken is None and len(self._files) >= MAX_FILES:
             raise InvalidInput(f"there are {MAX_FILES} workflows already; delete one first")
         write_file(self.path / file, source)
-        self.check()
+        found = self._read_states()
+        if file in found and Path(file).stem == name:
+            self._parsed[file] = found[file], workflow
+        self.check(found)
+        self._parsed.pop(file, None)
         return self.find(name)
 
     def remove(self, name: str) -> None:
@@ -226,6 +244,13 @@ class WorkflowFolder:
         except OSError as error:
             raise _build_error(self.path, error) from None
         self.check()
+
+
+def _parse(path: Path) -> Workflow | InvalidDefinition:
+    try:
+        return load_file(path)
+    except InvalidDefinition as error:
+        return error
 
 
 def load_file(path: Path) -> Workflow:
