@@ -20,6 +20,7 @@ from dragoman.core.access import WhyEnded
 from dragoman.core.agent_tool import build_tool_name
 from dragoman.core.backoff import add_jitter
 from dragoman.core.errors import NotFound
+from dragoman.core.heavy_work import HeavyWork
 from dragoman.core.hub import Hub
 from dragoman.core.ports import AuditLog
 from dragoman.core.principal import Principal
@@ -127,6 +128,7 @@ class LazyWorkflows:
     """The hubs that share the runs; None for a single hub."""
     built: list[WorkflowParts] = field(default_factory=list)
     """The parts, once they are needed."""
+    checks: HeavyWork = field(default_factory=lambda: HeavyWork("check a definition"))
 
     @property
     def hub(self) -> Hub:
@@ -183,6 +185,7 @@ class LazyWorkflows:
         return triggers.webhooks if triggers is not None else None
 
     async def stop(self) -> None:
+        self.checks.close()
         for parts in self.built:
             await parts.triggers.close()
             await parts.tools.close()
