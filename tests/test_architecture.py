@@ -238,6 +238,7 @@ LIFECYCLE = {
 PATTERNS: dict[str, str] = {
     "dragoman.a2a.protocol.dialects.operations": "the paths of the dialects",
     "dragoman.agents.models.script": "manifests of the owner: no spawned agent has a script",
+    "dragoman.core.secret_values": "escaped values and names",
     "dragoman.core.text_search": "a table beside it",
     "dragoman.guards.detectors": "a table beside it",
     "dragoman.stores.postgres_sql": "tables beside it",
