@@ -340,6 +340,10 @@ def bind_to_parent(loaded: LoadedManifest, parent: Manifest) -> LoadedManifest:
             f'agent "{manifest.name}" cannot be a program or a function: an agent starts agents '
             "with a model"
         )
+    if manifest.script:  # its expressions would be a model's, and may take minutes to match
+        raise ConfigError(
+            f'agent "{manifest.name}" cannot have a script: an agent starts agents with a model'
+        )
     if manifest.schedule:
         raise ConfigError(
             f'agent "{manifest.name}" cannot have a schedule in its manifest; use schedule_create'
@@ -361,8 +365,6 @@ def _limit_budgets(own: AgentLimits, parent: AgentLimits) -> AgentLimits:
 
 def _bind_models(manifest: Manifest, parent: Manifest) -> Manifest:
     if manifest.model == ModelSettings(system_prompt=manifest.model.system_prompt):
-        if manifest.script:
-            return manifest
         model = msgspec.structs.replace(
             parent.model, system_prompt=manifest.model.system_prompt or parent.model.system_prompt
         )
