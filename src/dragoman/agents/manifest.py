@@ -329,6 +329,10 @@ def _render_invalid(problem: str) -> str:
     return f'the field "{path.rstrip("`")}": {words}'
 
 
+_SPECIAL = re.compile(r"[\\^$.|?*+(){}\[\]]")
+"""What makes a text more than itself as a regular expression."""
+
+
 def bind_to_parent(loaded: LoadedManifest, parent: Manifest) -> LoadedManifest:
     """Gives an agent that another one has started the models of its parent, unless it names one.
     Those that it names must be where the parent's are: with another URL or variable, an agent could
@@ -340,10 +344,12 @@ def bind_to_parent(loaded: LoadedManifest, parent: Manifest) -> LoadedManifest:
             f'agent "{manifest.name}" cannot be a program or a function: an agent starts agents '
             "with a model"
         )
-    if manifest.script:  # its expressions would be a model's, and may take minutes to match
-        raise ConfigError(
-            f'agent "{manifest.name}" cannot have a script: an agent starts agents with a model'
-        )
+    for step in manifest.script:
+        if _SPECIAL.search(step.when):  # a model's expression may take minutes to match
+            raise ConfigError(
+                f'agent "{manifest.name}": "when" in the script of an agent that was started by '
+                "another one must be plain text, not a regular expression"
+            )
     if manifest.schedule:
         raise ConfigError(
             f'agent "{manifest.name}" cannot have a schedule in its manifest; use schedule_create'
@@ -365,6 +371,8 @@ def _limit_budgets(own: AgentLimits, parent: AgentLimits) -> AgentLimits:
 
 def _bind_models(manifest: Manifest, parent: Manifest) -> Manifest:
     if manifest.model == ModelSettings(system_prompt=manifest.model.system_prompt):
+        if manifest.script:
+            return manifest
         model = msgspec.structs.replace(
             parent.model, system_prompt=manifest.model.system_prompt or parent.model.system_prompt
         )
