@@ -160,6 +160,13 @@ HOMES: dict[str, set[str]] = {
     "uvloop": {"dragoman.app.process", "dragoman.mcp.relay"},
     "webauthn": {"dragoman.oauth.authority"},
     "yaml": {"dragoman.workflows.yaml_reader"},
+    # To compare two texts takes the product of their lengths: each of these bounds both.
+    "difflib": {
+        "dragoman.core.nearest_names",
+        "dragoman.pins.diff",
+        "dragoman.a2a.remote.registry_view",
+        "dragoman.cli",
+    },
     "sqlite3": {"dragoman.stores"},
     "urllib.request": {"dragoman.net", "dragoman.cli"},
     "http.client": {"dragoman.net", "dragoman.cli"},
@@ -224,6 +231,24 @@ LIFECYCLE = {
     "Worker.process",
     "StoreWatch._unwritten",
 }
+
+# Modules that make a regular expression of something other than constants, and why no text from
+# outside can make it take long. Python's engine backtracks: patterns of servers, callers, models
+# and files belong to the linear engine of `guards.validate`.
+PATTERNS: dict[str, str] = {
+    "dragoman.a2a.protocol.dialects.operations": "the paths of the dialects",
+    "dragoman.agents.models.script": "manifests of the owner: no spawned agent has a script",
+    "dragoman.core.text_search": "a table beside it",
+    "dragoman.guards.detectors": "a table beside it",
+    "dragoman.stores.postgres_sql": "tables beside it",
+    "dragoman.web.api": "the paths of the operations, escaped",
+    "dragoman.web.console.screens": "the paths of the screens, escaped",
+    "dragoman.web.events": "a glob, whose translation does not backtrack",
+    "dragoman.workflows.json_schema": "schemas of definitions; those of inputs have no patterns",
+}
+_MAKES_PATTERN = {
+    "compile", "search", "match", "fullmatch", "split", "findall", "finditer", "sub", "subn",
+}  # fmt: skip
 
 # How often a file still breaks a rule. An entry that is higher than what is found is stale, and
 # fails too.
@@ -427,12 +452,50 @@ def _find_claimed_owners(module: str, tree: ast.Module) -> Iterator[int]:
             yield getattr(node, "lineno", 0)
 
 
+def _is_own_pattern(node: ast.expr) -> bool:
+    """Whether a pattern is made of literals, constants and escaped text only."""
+    if isinstance(node, ast.Constant):
+        return True
+    if isinstance(node, ast.Name | ast.Attribute):
+        name = node.id if isinstance(node, ast.Name) else node.attr
+        return name.isupper()
+    if isinstance(node, ast.JoinedStr):
+        return all(map(_is_own_pattern, node.values))
+    if isinstance(node, ast.FormattedValue):
+        return _is_own_pattern(node.value)
+    if isinstance(node, ast.BinOp):
+        return _is_own_pattern(node.left) and _is_own_pattern(node.right)
+    if isinstance(node, ast.Call):
+        words = ast.unparse(node.func)
+        if words == "re.escape":
+            return True
+        return words.endswith(".join") and all(map(_is_own_pattern, node.args))
+    return False
+
+
+def _find_patterns(module: str, tree: ast.Module) -> Iterator[int]:
+    if module in PATTERNS or _is_within(module, "dragoman.cli"):
+        return  # commands read the files and the answers of the user who runs them
+    for node in _list_nodes(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == "re":
+            yield node.lineno
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in _MAKES_PATTERN
+            and ast.unparse(node.func.value) == "re"
+            and not (node.args and _is_own_pattern(node.args[0]))
+        ):
+            yield node.lineno
+
+
 RULES: dict[str, tuple[str, Callable[[str, ast.Module], Iterator[int]]]] = {
     "revisions": ("compares an MCP revision: ask mcp.protocol for a capability", _find_revisions),
     "dialects": ("compares an A2A version: ask the dialect for a capability", _find_dialects),
     "tasks": ("starts a task itself: use core.background", _find_tasks),
     "secrets": ("reads a secret without saying who wrote the reference", _find_unnamed_uses),
     "owners": ("says that the owner wrote a reference: see OWNER_SOURCES", _find_claimed_owners),
+    "patterns": ("makes a regular expression of what may be text of others", _find_patterns),
     "wiring": (
         "sets an attribute after construction: pass it to the constructor",
         _find_late_wiring,
@@ -562,6 +625,11 @@ PLANTED = {
     "a task by the loop": ("core/x.py", "def f(loop):\n    loop.create_task(g())"),
     "a task by a future": ("mcp/x.py", "import asyncio\nasyncio.ensure_future(f())"),
     "a task by name": ("net/x.py", "from asyncio import create_task"),
+    "a pattern of a caller": ("web/x.py", "import re\ndef f(text):\n    re.search(text, 'x')"),
+    "a pattern of a server": ("mcp/x.py", "import re\nx = re.compile(schema['pattern'])"),
+    "a pattern in a template": ("guards/x.py", "import re\nx = re.compile(rf'^{name}$')"),
+    "a pattern by name": ("net/x.py", "from re import compile"),
+    "names compared at any length": ("web/x.py", "import difflib"),
     "a revision compared": ("mcp/server/x.py", "if client.revision >= R2511: pass"),
     "a revision among some": ("mcp/client/x.py", "x = r in (R2024, R2503)"),
     "a revision by its date": ("mcp/server/x.py", 'x = y == "2025-11-25"'),
@@ -635,6 +703,11 @@ ALLOWED = {
     "the home of revisions": ("mcp/protocol/x.py", "x = revision >= R2511"),
     "the home of dialects": ("a2a/protocol/dialects/x.py", "x = version == V10"),
     "the home of tasks": ("core/background.py", "import asyncio\nasyncio.create_task(f())"),
+    "a pattern of constants": (
+        "web/x.py",
+        "import re\nA = re.compile(rf'{B}+' + C, re.I)\nD = re.search(re.escape(name), text)",
+    ),
+    "names compared in bounds": ("core/nearest_names.py", "from difflib import SequenceMatcher"),
     "a constructor": (
         "app/x.py",
         "class A:\n    def __init__(self):\n        self.a, self.b = 1, 2",

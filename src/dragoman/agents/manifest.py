@@ -6,7 +6,6 @@ without a meaning here give a warning each. Any other unknown field is an error.
 
 from __future__ import annotations
 
-import difflib
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -22,10 +21,12 @@ from dragoman.agents.manifest_agents import FILES, FOLDER
 from dragoman.agents.models.script import ScriptStep
 from dragoman.core.errors import ConfigError
 from dragoman.core.local_agents import AgentProfile, AgentSchedule, fold_tool_pattern
+from dragoman.core.nearest_names import find_nearest
 from dragoman.core.usage import Budget
 
 WORKSPACE = "workspace"
 MAX_MANIFEST = 1024 * 1024
+MAX_HINTS = 20
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 _.-]{0,63}")
 
 
@@ -415,8 +416,8 @@ def _list_unknown(data: Any, kind: Any, path: str) -> list[str]:
     for name, value in data.items():
         where = f"{path}{name}"
         if name not in known:
-            near = difflib.get_close_matches(str(name), known, 1)
-            hint = f'; did you mean "{path}{near[0]}"?' if near else ""
+            near = find_nearest(str(name), known) if len(found) < MAX_HINTS else None
+            hint = f'; did you mean "{path}{near}"?' if near else ""
             found.append(f'unknown field "{where}"{hint}')
             continue
         inner = _find_struct(known[name].type)

@@ -120,6 +120,8 @@ def build_app(
     with contextlib.ExitStack() as undo:  # this process may try again
         stores = build_stores(home, config, live.secrets, member.mark)
         undo.callback(stores.close)
+        if cluster is not None and not isinstance(stores.place, Path):
+            stores.place.fence = cluster.hubs.fence
         key, share = _share_audit(home, stores, cluster)
         store_watch = StoreWatch(stores, home / config.policy.folder)
         auth = build_auth(mode, live, stores, net, api_key)
@@ -136,7 +138,7 @@ def build_app(
         open_account = logins.open_server_account
         upstreams = build_upstreams(home, live, net, catalogs, bus, clients, open_account, cluster)
         failures: dict[str, str] = {}
-        load_function_agents(home, config, catalogs.tools, local, failures)
+        load_function_agents(home, config, catalogs.tools, local, failures, stores.conversations)
         targets = Targets(upstreams, local, registered, skill_table)
         profiles, renew = AgentProfiles(), partial(renew_principal, stores.keys)
         access, io = build_access(home, config.tools, profiles), _build_outer(live, net, cluster)

@@ -20,11 +20,11 @@ from dragoman.core.access import WhyEnded
 from dragoman.core.agent_tool import build_tool_name
 from dragoman.core.backoff import add_jitter
 from dragoman.core.errors import NotFound
+from dragoman.core.heavy_work import HeavyWork
 from dragoman.core.hub import Hub
 from dragoman.core.ports import AuditLog
 from dragoman.core.principal import Principal
-from dragoman.core.secret_references import is_reference
-from dragoman.core.secret_rules import Author, SecretUse
+from dragoman.core.secret_rules import Author
 from dragoman.core.structs import replace
 from dragoman.core.tool_identity import build_identity
 from dragoman.core.triggers import WebhookReceiver
@@ -128,6 +128,7 @@ class LazyWorkflows:
     """The hubs that share the runs; None for a single hub."""
     built: list[WorkflowParts] = field(default_factory=list)
     """The parts, once they are needed."""
+    checks: HeavyWork = field(default_factory=lambda: HeavyWork("check a definition"))
 
     @property
     def hub(self) -> Hub:
@@ -135,13 +136,13 @@ class LazyWorkflows:
 
     @property
     def is_needed(self) -> bool:
-        home, settings = self.home, self.live.config.workflows
+        home = self.home
         has_runs = (
             (home / DATABASE).exists()
             if isinstance(self.place, Path)
             else "runs" in self.place.known or self.cluster is not None
         )
-        return (home / FOLDER).is_dir() or has_runs or settings.database is not None
+        return (home / FOLDER).is_dir() or has_runs
 
     def find(self) -> WorkflowParts | None:
         """Returns the parts, if the home has workflows or runs."""
@@ -184,6 +185,7 @@ class LazyWorkflows:
         return triggers.webhooks if triggers is not None else None
 
     async def stop(self) -> None:
+        self.checks.close()
         for parts in self.built:
             await parts.triggers.close()
             await parts.tools.close()
@@ -267,20 +269,11 @@ class LazyWorkflows:
 
     async def _open_store(self) -> RunStore:
         settings = self.live.config.workflows
-        url = settings.database
-        if url is None and isinstance(self.place, Path):
+        if isinstance(self.place, Path):
             from dragoman.stores.runs import SqliteRuns
 
             return SqliteRuns(self.place, durable=settings.durable)
         from dragoman.stores.runs_postgres import open_postgres_runs
 
-        if url is None:
-            assert not isinstance(self.place, Path)
-            hubs = self.cluster.hubs if self.cluster is not None else None
-            find_hub = (lambda: hubs.mark) if hubs is not None else None
-            return await open_postgres_runs(self.place.url, exclusive=False, find_hub=find_hub)
-        if is_reference(url):
-            url = await self.live.secrets.resolve(
-                url, SecretUse(Author.OWNER, "[workflows] database")
-            )
-        return await open_postgres_runs(url)
+        is_shared = self.cluster is not None
+        return await open_postgres_runs(self.place.url, self.place.fence, is_shared=is_shared)

@@ -31,13 +31,13 @@ from dragoman.core.errors import (
 )
 from dragoman.core.events import RunChanged, StepChanged
 from dragoman.core.hub import Hub
+from dragoman.core.logs import STORAGE_OUTAGE
 from dragoman.core.runs import (
     CANCELLED,
     COMPLETED,
     ENDED,
     FAILED,
     NEEDS_DECISION,
-    PENDING,
     QUEUED,
     RUNNING,
     STEP_KEY,
@@ -52,6 +52,7 @@ from dragoman.core.structs import Struct, replace
 from dragoman.core.taint import NO_ORIGINS
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.workflows.active_run import (
+    PARKED,
     TAKE_UP,
     ActiveRun,
     add_leak,
@@ -366,7 +367,7 @@ class Runner:
                     self._open_driver(id)
                 self._fills_again = self._fills_again or bool(new)
         except StorageFailed as error:
-            log.error("workflow runs cannot be read: %s", error)
+            STORAGE_OUTAGE.note(f"workflow runs cannot be read: {error}")
         finally:
             self._is_filling = False
 
@@ -377,7 +378,7 @@ class Runner:
             try:
                 self._next_wake = await self._store.find_next_wake()
             except StorageFailed as error:
-                log.error("workflow runs cannot be read: %s", error)
+                STORAGE_OUTAGE.note(f"workflow runs cannot be read: {error}")
                 self._next_wake = self._clock() + self._limits.retry_secs
             wait = self._limits.longest_wait
             if self._next_wake:
@@ -452,7 +453,7 @@ class Runner:
             await asyncio.sleep(self._limits.retry_secs)
         except HubError as error:
             self._refuse(driver, error)
-            await self._fail(driver.id, error)
+            await self._fail(driver, error)
         except asyncio.CancelledError:
             self._refuse(driver, ShuttingDown("the hub is stopping"))
             raise
@@ -460,7 +461,7 @@ class Runner:
             log.exception('run "%s" cannot be advanced', driver.id)
             problem = WorkFailed(f'run "{driver.id}" cannot be advanced: {error!r}')
             self._refuse(driver, problem)
-            await self._fail(driver.id, problem)
+            await self._fail(driver, problem)
         finally:
             for task in driver.calls.values():
                 task.cancel()
@@ -528,8 +529,9 @@ class Runner:
                 done.set_exception(error)
         return len(waiting)
 
-    async def _fail(self, id: str, error: HubError) -> None:
+    async def _fail(self, driver: _Driver, error: HubError) -> None:
         """Ends a run that cannot be advanced: its definition cannot be read any more."""
+        id = driver.id
         try:
             run = await self._store.claim(id)
             if run is None or run.state in ENDED:
@@ -539,6 +541,10 @@ class Runner:
             await self._store.release(id)
         except RunTaken:
             return
+        except StorageFailed as problem:
+            log.error('run "%s" cannot be stored: %s', id, problem)
+            driver.is_retried = True
+            await asyncio.sleep(self._limits.retry_secs)
         else:
             self.count(run, -1)
             self.announce(run)
@@ -605,12 +611,10 @@ class Runner:
         if call.action == FIND:
             absence = self._agents.explain_absence(record.agent)
             self._tasks.take_find_error(active, path, error, bool(absence), now)
-        elif isinstance(error, ShuttingDown):  # nothing has left: it begins with the next start
-            active.put(replace(record, state=PENDING, attempt=record.attempt - 1))
         elif isinstance(error, ApprovalPending):
             active.park(path, call, error)
         else:
-            active.take_error(path, error, now)
+            active.take_error(path, error, now, call)
 
     def _judge(self, record: StepRecord, outcome: CallOutcome) -> CallOutcome:
         """An agent that has become unavailable since its task was polled is not removed."""
@@ -666,6 +670,10 @@ class Runner:
 
     def _begin_step(self, active: ActiveRun, ready: ReadyStep, now: float) -> None:
         step, path, old = ready.step.step, ready.path, ready.record
+        if old is not None and PARKED in old.detail:
+            active.put(replace(old, attempt=old.attempt + 1))
+            active.make_parked(path)
+            return
         is_lost = old is not None and TAKE_UP in old.detail
         record = StepRecord(
             path=path,
@@ -722,7 +730,7 @@ class Runner:
                     await self._store.save(active.run, changed.values(), children, is_synced)
                     break
                 except StorageFailed as error:
-                    log.error('run "%s" cannot be stored: %s', driver.id, error)
+                    STORAGE_OUTAGE.note(f'run "{driver.id}" cannot be stored: {error}')
                     self._refuse_waiting(driver, error)
                     await asyncio.sleep(self._limits.retry_secs)
             self._announce_changes(active, changed, quiet)

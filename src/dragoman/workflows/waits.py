@@ -30,7 +30,7 @@ from dragoman.core.runs import (
 )
 from dragoman.core.structs import replace
 from dragoman.workflows import model
-from dragoman.workflows.active_run import ActiveRun, build_id, clip
+from dragoman.workflows.active_run import PARKED, ActiveRun, build_id, clip
 from dragoman.workflows.durations import parse_duration
 
 APPROVAL_SECONDS: Final = 7 * 86_400.0
@@ -170,8 +170,8 @@ class StepWaits:
             self._end_approval(active, path, approval, now)
 
     def _end_approval(self, active: ActiveRun, path: str, approval: Approval, now: float) -> None:
-        if approval.state == APPROVED and "parked" in active.steps[path].detail:
-            active.make_approved(path)
+        if approval.state == APPROVED and PARKED in active.steps[path].detail:
+            active.make_parked(path)
             return
         if approval.state == APPROVED:
             output = {"approved": True, "by": approval.decided_by, "comment": approval.comment}
