@@ -114,8 +114,8 @@ class SecretSettings(Struct, frozen=True, kw_only=True):
         list[Annotated[str, Meta(pattern="^(env|file|keyring):.+$", max_length=500)]],
         Meta(
             max_length=1_000,
-            description="Globs of the references to secrets that agents registered by the API or "
-            'the command line may use, besides those of [bridge]: "env:GITHUB_*", '
+            description="Globs of the references to secrets that agents, servers and workflows "
+            'written by the API may use, besides those of [bridge]: "env:GITHUB_*", '
             '"file:tokens/*", "keyring:dragoman/*".',
         ),
     ] = []

@@ -330,6 +330,10 @@ def _render_invalid(problem: str) -> str:
     return f'the field "{path.rstrip("`")}": {words}'
 
 
+_SPECIAL = re.compile(r"[\\^$.|?*+(){}\[\]]")
+"""What makes a text more than itself as a regular expression."""
+
+
 def bind_to_parent(loaded: LoadedManifest, parent: Manifest) -> LoadedManifest:
     """Gives an agent that another one has started the models of its parent, unless it names one.
     Those that it names must be where the parent's are: with another URL or variable, an agent could
@@ -341,6 +345,12 @@ def bind_to_parent(loaded: LoadedManifest, parent: Manifest) -> LoadedManifest:
             f'agent "{manifest.name}" cannot be a program or a function: an agent starts agents '
             "with a model"
         )
+    for step in manifest.script:
+        if _SPECIAL.search(step.when):  # a model's expression may take minutes to match
+            raise ConfigError(
+                f'agent "{manifest.name}": "when" in the script of an agent that was started by '
+                "another one must be plain text, not a regular expression"
+            )
     if manifest.schedule:
         raise ConfigError(
             f'agent "{manifest.name}" cannot have a schedule in its manifest; use schedule_create'

@@ -233,7 +233,7 @@ def _find_key(settings: ModelSettings, default: str, where: str, keys: ModelKeys
 
 def _build_use(where: str) -> SecretUse:
     """Manifests are files of the owner; one that an agent writes has the keys of its parent alone
-    (`manifest.bound_by_parent`)."""
+    (`manifest.bind_to_parent`)."""
     return SecretUse(Author.OWNER, where)
 
 

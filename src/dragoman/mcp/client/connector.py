@@ -38,6 +38,7 @@ from dragoman.processes.sandbox import (
     SandboxFolders,
     SandboxSpec,
     build_sandbox_command,
+    describe_hub_paths,
     describe_loose_files,
 )
 from dragoman.wire.http import HttpClient
@@ -197,7 +198,12 @@ class Connector:
             entry.has_user_home,
             tuple(entry.sandbox_paths),
         )
-        upstream.sandbox_remarks = describe_loose_files(spec, command, env, entry.env_names)
+        upstream.sandbox_remarks = [
+            *describe_hub_paths(spec, command, env, entry.env_names, cwd),
+            *describe_loose_files(spec, command, env, entry.env_names),
+        ]
+        for remark in upstream.sandbox_remarks:
+            self._warn_once(upstream.name, remark)
         return Confined(
             build_sandbox_command(
                 bubblewrap, spec, command, env, entry.env_names, cwd, entry.limits
