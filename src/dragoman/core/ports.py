@@ -518,10 +518,12 @@ class ScheduleStore(Protocol):
 
     def load_all(self) -> list[Schedule]: ...
 
-    def save(self, schedule: Schedule) -> bool:
-        """Replaces one; returns False if it was deleted meanwhile."""
+    def save(self, schedule: Schedule, before: Schedule) -> bool:
+        """Replaces one that is still as it was `before`; returns False if it was deleted, or
+        another hub has changed it, meanwhile."""
 
-    def delete(self, org: str, owner: str, id: str) -> bool: ...
+    def delete(self, org: str, owner: str, id: str) -> bool:
+        """Returns False if there is none any more."""
 
 
 class CredentialId(NamedTuple):

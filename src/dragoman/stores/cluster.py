@@ -645,6 +645,12 @@ class PostgresCluster:
         known = self._observed.get(id)
         return _read_clock() - known.since if known is not None else 0.0
 
+    async def read_beat(self, id: str) -> object:
+        """Reads what changes each time a hub shows that it lives. Raises `StorageFailed`."""
+        await self.refresh()
+        known = self._observed.get(id)
+        return (known.beats, known.seen_at) if known is not None else None
+
     async def _begin_anew(self) -> None:
         """Others have declared this hub dead while it was cut off, and own what was its own."""
         if self.state in ENDED:
