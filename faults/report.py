@@ -30,7 +30,8 @@ A2A enabled, with more tasks for fuzzers and fewer for a full store; shorter tim
 and agents that misbehave; fewer calls at once in the two rows about overload; no pins for servers \
 and agents that fuzz the hub; hubs of a cluster with `lease_secs = 3` and `drain_secs = 1` instead \
 of 6 and 3, except for cluster chaos and failing statements; approvals there wait for 0.2 s. In \
-the attacks on time and memory, another key calls a tool that takes 5 ms, 100 times a second; the attackers are processes of low priority.
+the attacks on time and memory, another key calls a tool that takes 5 ms, 100 times a \
+second; the attackers are processes of low priority.
 """
 
 
