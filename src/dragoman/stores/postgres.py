@@ -33,7 +33,7 @@ from dragoman.stores.database import (
     Statement,
     StoreTables,
 )
-from dragoman.stores.postgres_connections import is_idle
+from dragoman.stores.postgres_connections import is_idle, render_failure
 from dragoman.stores.postgres_sql import (
     Names,
     convert_values,
@@ -125,18 +125,13 @@ def _prepare(connection: DeadlineConnection, seconds: float) -> None:
     )
 
 
-def describe_error(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
-
-
 def _convert(error: psycopg.Error | OSError) -> sqlite3.Error:
     kind: type[sqlite3.Error] = sqlite3.OperationalError
     if isinstance(error, psycopg.IntegrityError):
         kind = sqlite3.IntegrityError
     elif isinstance(error, psycopg.DataError):
         kind = sqlite3.DataError
-    return kind(describe_error(error))
+    return kind(render_failure(error))
 
 
 class PostgresServer:
@@ -186,7 +181,7 @@ class PostgresServer:
 
     def _build_error(self, error: Exception) -> ConfigError:
         place = f'"{self.place}" of {self._setting}'
-        return ConfigError(f"the database at {place} cannot be used: {describe_error(error)}")
+        return ConfigError(f"the database at {place} cannot be used: {render_failure(error)}")
 
     # --- connections ------------------------------------------------------------------------------
 
@@ -221,7 +216,7 @@ class PostgresServer:
             self.release(lane)
             raise ConfigError(
                 f'the tables of "{tables.store}" in the database at "{self.place}" cannot be '
-                f"used: {describe_error(error)}"
+                f"used: {render_failure(error)}"
             ) from None
         except ConfigError:
             self.release(lane)
@@ -365,13 +360,14 @@ class PostgresServer:
 
     def refuse_if_down(self) -> None:
         if self._problem:
-            raise sqlite3.OperationalError(f"the database is not available: {self._problem}")
+            cause = psycopg.OperationalError(self._problem)
+            raise sqlite3.OperationalError(f"the database is not available: {cause}") from cause
 
     def note_failure(self, error: BaseException) -> None:
         """Lets statements fail at once until the watch has reached the server again. A server that
         is not watched is tried again by each statement."""
         if self._watch is not None:
-            why = describe_error(error)
+            why = render_failure(error)
             STORAGE_OUTAGE.note(f'the database at "{self.place}" is not available: {why}')
             self._problem = why
             self._watch.wake()
@@ -399,7 +395,7 @@ class PostgresServer:
             ((row,),) = (rows.fetchall() for rows in lane.run([(_TRIAL, ())], ()))
             self._unfit = "it is read-only" if row[0] == "on" else ""
         except sqlite3.Error as error:
-            self._unfit = describe_error(error)
+            self._unfit = render_failure(error)
         if self._unfit and not self._problem:
             STORAGE_OUTAGE.note(f'the database at "{self.place}" is not usable: {self._unfit}')
 

@@ -16,7 +16,7 @@ from dragoman.core.errors import ConfigError, StorageFailed
 from dragoman.core.runs import ENDED, Run, RunFilter, RunTaken, StepRecord
 from dragoman.core.urls import render_origin
 from dragoman.stores import run_rows as rows
-from dragoman.stores.postgres_connections import is_idle
+from dragoman.stores.postgres_connections import is_idle, render_failure
 from dragoman.stores.postgres_sql import translate
 from dragoman.stores.runs_db import TABLES
 
@@ -54,7 +54,7 @@ async def open_postgres_runs(
             pool.free.append(lock)
     except (psycopg.Error, OSError, ValueError) as error:
         raise ConfigError(
-            f'the database at "{place}" of [workflows] cannot be used: {error}'
+            f'the database at "{place}" of [workflows] cannot be used: {render_failure(error)}'
         ) from None
     return PostgresRuns(pool, place, (psycopg.Error, OSError), find_hub)
 
@@ -227,7 +227,7 @@ class PostgresRuns:
                 return list(await cursor.fetchall())
         except self._errors as error:
             raise StorageFailed(
-                f'the database at "{self._place}" cannot be read: {error}'
+                f'the database at "{self._place}" cannot be read: {render_failure(error)}'
             ) from error
 
     async def _store(self, statements: list[rows.Statement]) -> None:
@@ -242,5 +242,5 @@ class PostgresRuns:
                 yield connection
         except self._errors as error:
             raise StorageFailed(
-                f'the database at "{self._place}" cannot be written: {error}'
+                f'the database at "{self._place}" cannot be written: {render_failure(error)}'
             ) from error
