@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from tests.live.a2a_hub import AGENTS, STREAM, V10, Caller, a2a_config, agents_env
+from tests.live.a2a_hub import AGENTS, SEND, STREAM, V10, Caller, a2a_config, agents_env
 from tests.live.conftest import RunningHub, _written_config, put_on_postgres
 from tests.live.module_hub import until
 from tests.peers import wire
@@ -84,6 +84,7 @@ def test_tasks_and_keys_are_there_after_a_crash_and_no_other_hub_gets_in(
     assert not {"hub.db", "pins.db", "tasks.db"} & {one.name for one in home.iterdir()}
     assert "ci" in run(again, "keys", "list")
     assert "answers; it needs its own backups" in run(again, "doctor", "--json")
+    assert "unused" in run(again, "store", "check")  # some stores are created when they are needed
     assert "pg_dump" in run(again, "backup", str(tmp_path / "b.tar.gz"))
     run(again, "keys", "revoke", "ci")
     until(lambda: again.get("/api/status").status == 401)
@@ -170,6 +171,10 @@ def test_a_hub_that_can_read_and_not_write_is_not_ready(
         if status == 503:
             problems = hub.api("/api/status")["store_problems"]
             assert "it is read-only" in problems[0], problems
+            for headers in ({}, {"Idempotency-Key": "k1"}):
+                sent = Caller(hub, "echo").ask(SEND, V10.params("lost"), headers=headers)
+                assert sent.error is not None and sent.error["code"] == -32000, sent
+                assert sent.error["data"][0]["reason"] == "UNAVAILABLE", sent.error
 
 
 def test_a_hub_waits_for_a_database_that_is_not_there_yet(

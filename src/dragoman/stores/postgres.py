@@ -290,6 +290,16 @@ class PostgresServer:
             row = connection.execute(f"SELECT id FROM {SCHEMA}.identity").fetchone()
         return str(row[0]) if row else ""
 
+    def can_create_tables(self) -> bool:
+        """Whether the database has the hub's schema, and its user may create tables there."""
+        find = (
+            "SELECT coalesce(has_schema_privilege(oid, 'CREATE'), false) "
+            f"FROM pg_namespace WHERE nspname = '{SCHEMA}'"
+        )
+        with self._open_briefly() as connection:
+            row = connection.execute(find).fetchone()
+        return bool(row and row[0])
+
     @contextmanager
     def _open_briefly(self) -> Iterator[DeadlineConnection]:
         try:
