@@ -217,6 +217,9 @@ class TaskStore(Protocol):
     def load_entries(self, key: int, after: int = 0, most: int | None = None) -> list[Entry]:
         """Loads the entries after number `after`, in order: at least one, about `most` bytes."""
 
+    def check(self) -> None:
+        """Raises `StorageFailed` if it is known that nothing can be stored now."""
+
     def save(self, changes: Sequence[TaskChange]) -> list[tuple[int, int]]:
         """Stores all or none, durably; returns the key and the growth in bytes of each."""
 
