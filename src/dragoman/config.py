@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import tomllib
 from collections import Counter
@@ -29,6 +28,7 @@ from dragoman.config_layers import (
 )
 from dragoman.core.environment import read_environment
 from dragoman.core.errors import ConfigError
+from dragoman.core.nearest_names import find_nearest
 from dragoman.core.secret_references import is_reference
 from dragoman.core.shared_settings import check_advertise, check_database_url, parse_listen
 from dragoman.core.tool_identity import BUILTIN, WORKFLOW, fold_server_name
@@ -122,8 +122,8 @@ class SecretSettings(Struct, frozen=True, kw_only=True):
         list[Annotated[str, Meta(pattern="^(env|file|keyring):.+$", max_length=500)]],
         Meta(
             max_length=1_000,
-            description="Globs of the references to secrets that agents registered by the API or "
-            'the command line may use, besides those of [bridge]: "env:GITHUB_*", '
+            description="Globs of the references to secrets that agents, servers and workflows "
+            'written by the API may use, besides those of [bridge]: "env:GITHUB_*", '
             '"file:tokens/*", "keyring:dragoman/*".',
         ),
     ] = []
@@ -556,8 +556,8 @@ def check_view_name(name: str, config: Config, where: str) -> None:
     names = [view.name for view in config.views]
     if name in names:
         return
-    near = difflib.get_close_matches(name, names, n=1)
-    hint = f'did you mean "{near[0]}"?' if near else f"known: {', '.join(names) or 'none'}"
+    near = find_nearest(name, names)
+    hint = f'did you mean "{near}"?' if near else f"known: {', '.join(names) or 'none'}"
     raise ConfigError(f'{where}: there is no view "{name[:100]}" in [[views]]; {hint}')
 
 
@@ -721,9 +721,9 @@ def _refuse_unknown(
 def _render_unknown(
     key: str, known: list[str], at: SettingPath, source: ConfigSource, fields: Mapping[str, Any]
 ) -> str:
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    near = find_nearest(key, known, cutoff=0.5)
     table = f"in {_render_table(at)}" if at else "at the top of the file"
-    hint = f'did you mean "{near[0]}"?' if near else f"known here: {', '.join(sorted(known))}"
+    hint = f'did you mean "{near}"?' if near else f"known here: {', '.join(sorted(known))}"
     hint = _hint_below(key, at, fields) or hint
     return f'{source.locate((*at, key))}: unknown key "{key}" {table}; {hint}'
 
@@ -740,8 +740,8 @@ def _hint_below(key: str, at: SettingPath, fields: Mapping[str, Any]) -> str:
     }
     if key in below:
         return f'"{key}" belongs below {below[key]}'
-    near = difflib.get_close_matches(key, below, n=1, cutoff=0.8)
-    return f'did you mean "{near[0]}", which belongs below {below[near[0]]}?' if near else ""
+    near = find_nearest(key, below, cutoff=0.8)
+    return f'did you mean "{near}", which belongs below {below[near]}?' if near else ""
 
 
 def _render_table(at: SettingPath) -> str:

@@ -56,6 +56,8 @@ SKILL_SECONDS = 1.0
 """How often the skills of the home are checked for changes."""
 PLACEMENT_SECONDS = 0.5
 """How often a hub of a cluster checks which servers it has to run."""
+TRIAL_SECONDS = 1.0
+"""How often a hub on a database server tries a transaction, for `/readyz`."""
 DRAIN_SECONDS = 5.0
 STOP_SECONDS = 3.5
 LAST_SECONDS = 0.3
@@ -280,6 +282,7 @@ class App:
                 }
             )
             self._loops.spawn(poll(shared.check))
+            self._loops.spawn(poll(stores.try_transaction, TRIAL_SECONDS))
         if parts.authority is not None:
             self._loops.spawn(poll(parts.authority.record_changes))
         if parts.shared_audit is not None:

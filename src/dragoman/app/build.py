@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dragoman.a2a.remote.credentials import ReferenceRules
 from dragoman.a2a.remote.registered_agents import RegisteredAgents
 from dragoman.a2a.remote.registry_view import RegistryView
 from dragoman.agents.manifest_agents import LocalAgent
@@ -139,7 +138,7 @@ def build_app(
         open_account = logins.open_server_account
         upstreams = build_upstreams(home, live, net, catalogs, bus, clients, open_account, cluster)
         failures: dict[str, str] = {}
-        load_function_agents(home, config, catalogs.tools, local, failures)
+        load_function_agents(home, config, catalogs.tools, local, failures, stores.conversations)
         targets = Targets(upstreams, local, registered, skill_table)
         profiles, renew = AgentProfiles(), partial(renew_principal, stores.keys)
         access, io = build_access(home, config.tools, profiles), _build_outer(live, net, cluster)
@@ -260,8 +259,7 @@ def _build_api(
 ) -> Api:
     hub, stores, guards = parts.guards.hub, parts.stores, parts.guards
     granted = GrantedTools(hub, guards.chains, guards.granted, DOOR)
-    commands, config = OwnCommands(parts.home), parts.live.config
-    rules = ReferenceRules(config.bridge.credential_env, parts.home, config.secrets.allow)
+    commands, rules = OwnCommands(parts.home), parts.live.secrets.rules
     apis: list[object] = [
         PoliciesApi(guards.policies),
         PinsApi(parts.catalogs.approvals),

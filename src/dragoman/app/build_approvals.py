@@ -104,6 +104,7 @@ class LazyApprovals:
 
     def close(self) -> None:
         for parts in self.built:
+            parts.desk.store_endings()
             parts.store.close()
 
     def _find(self) -> ApprovalParts:

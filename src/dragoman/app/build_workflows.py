@@ -20,9 +20,12 @@ from dragoman.core.access import WhyEnded
 from dragoman.core.agent_tool import build_tool_name
 from dragoman.core.backoff import add_jitter
 from dragoman.core.errors import NotFound, Overloaded
+from dragoman.core.heavy_work import HeavyWork
 from dragoman.core.hub import Hub
 from dragoman.core.ports import AuditLog
 from dragoman.core.principal import Principal
+from dragoman.core.secret_rules import Author
+from dragoman.core.structs import replace
 from dragoman.core.tool_identity import build_identity
 from dragoman.core.triggers import WebhookReceiver
 from dragoman.guards.validate import compile_schema
@@ -50,13 +53,27 @@ class WorkflowParts(NamedTuple):
     triggers: LazyTriggers
 
 
-class LoadedVersions:
-    """Implements `workflows.runner.Definitions`."""
+@dataclass(frozen=True, slots=True)
+class StoredVersions:
+    """Implements `workflows.runner.Definitions`. A database that others share does not say who
+    wrote a definition: it is the owner's if it is equal to one that was a file here."""
+
+    _folder: WorkflowFolder
+    _is_shared: bool
 
     def parse(self, name: str, source: str) -> Workflow:
+        from dragoman.workflows.authorship import is_marked
         from dragoman.workflows.loader import load_workflow
 
-        return load_workflow(source, name)
+        workflow = load_workflow(source, name)
+        author = Author.STORED
+        if is_marked(source):
+            author = Author.API
+        elif not self._is_shared or self._folder.is_own(workflow.digest):
+            author = Author.OWNER
+        workflow = replace(workflow, author=author)
+        self._folder.check_references(workflow)
+        return workflow
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +128,7 @@ class LazyWorkflows:
     """The hubs that share the runs; None for a single hub."""
     built: list[WorkflowParts] = field(default_factory=list)
     """The parts, once they are needed."""
+    checks: HeavyWork = field(default_factory=lambda: HeavyWork("check a definition"))
 
     @property
     def hub(self) -> Hub:
@@ -176,6 +194,7 @@ class LazyWorkflows:
         return triggers.webhooks if triggers is not None else None
 
     async def stop(self) -> None:
+        self.checks.close()
         for parts in self.built:
             await parts.triggers.close()
             await parts.tools.close()
@@ -191,6 +210,7 @@ class LazyWorkflows:
         parts.triggers.open()
 
     async def _build(self) -> WorkflowParts:
+        from dragoman.stores.runs import SqliteRuns
         from dragoman.workflows.event_waits import EventWaits
         from dragoman.workflows.exposure import WorkflowTools
         from dragoman.workflows.folder import WorkflowFolder
@@ -203,7 +223,8 @@ class LazyWorkflows:
 
         hub, settings = self.hub, self.live.config.workflows
         store = await self._open_store()
-        folder = WorkflowFolder(self.home / FOLDER)
+        secrets = self.live.secrets
+        folder = WorkflowFolder(self.home / FOLDER, check=secrets.rules.check)
         features = add_task_support({"elicitation": {"form": {}, "url": {}}})
         calls = RunCalls(hub, self.renew, self.why_ended, features, settings.attached_secs)
         waits = StepWaits(
@@ -214,7 +235,7 @@ class LazyWorkflows:
         runner = Runner(
             hub,
             store,
-            LoadedVersions(),
+            StoredVersions(folder, not isinstance(store, SqliteRuns)),
             calls,
             waits,
             CalledAgents(hub, self.registered, self.offer_dispatch),
@@ -244,12 +265,16 @@ class LazyWorkflows:
             ),
             tools.build_tool,
         )
-        resolve = self.live.secrets.resolve
-        triggers = LazyTriggers(self.place, folder, service, hub.bus, resolve, hub.cluster)
+        triggers = LazyTriggers(self.place, folder, service, hub.bus, secrets.resolve, hub.cluster)
         return WorkflowParts(folder, service, tools, triggers)
 
-    def _find_variables(self) -> Mapping[str, str]:
-        return self.live.variables
+    def _find_variables(self, workflow: Workflow) -> Mapping[str, str]:
+        """Reads the variables that a workflow declares, as far as they are set."""
+        from dragoman.workflows.authorship import build_use
+
+        secrets, use = self.live.secrets, build_use(workflow)
+        names = [name for name in workflow.env if name in self.live.variables]
+        return {name: secrets.resolve_local(f"env:{name}", use) for name in names}
 
     async def _open_store(self) -> RunStore:
         settings = self.live.config.workflows

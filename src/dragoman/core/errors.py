@@ -27,6 +27,9 @@ class HubError(Exception):
     has the kind of its parent."""
     trace: str | None = None
     """The trace of the call it stopped, set once by `Hub.call`."""
+    has_left: bool = False
+    """Whether the call it stopped had reached its target, set by `Hub.call`: something may have
+    happened there."""
     status_message: StatusMessage | None = None
     """The target's own message, where it has more than text."""
 
@@ -220,6 +223,17 @@ PASSING: Final = (
     StorageFailed,
 )  # fmt: skip
 """Errors of a call that asks for a task which say nothing about the task: it is asked again."""
+
+
+OWN_TROUBLES: Final = (StorageFailed, Overloaded, ShuttingDown)
+"""Errors that say nothing about the call: the hub itself cannot make it now."""
+
+
+def is_own_trouble(error: BaseException) -> bool:
+    """Whether the hub itself was not able to make a call, and nothing of it has left: the same call
+    may succeed later. Work that was accepted is put back and does not fail; refusals that are
+    decisions (of policies, budgets, people) are none."""
+    return isinstance(error, OWN_TROUBLES) and not error.has_left
 
 
 class ConfigError(HubError):

@@ -61,6 +61,12 @@ def _is_unknown(tool: Tool) -> bool:
     return isinstance(target, Nowhere) and isinstance(target.error, NotFound)
 
 
+def _mask_error(call: Call, error: HubError) -> None:
+    """Takes the secrets of the call's arguments out of an error that its target reports."""
+    if (secrets := call.trace.secrets) and error.args:
+        error.args = (secrets.mask(str(error)), *error.args[1:])
+
+
 class CallOptions(Struct, frozen=True):
     """What a server passes beside the tool and its arguments; `Call` documents the fields it takes
     over."""
@@ -174,10 +180,14 @@ class Hub:
             options.task,
         )
         try:
-            return tool, await self._pipeline(call)
+            result = await self._pipeline(call)
         except HubError as error:
             error.trace = trace.id
+            error.has_left = call.notes.has_left
             raise
+        if call.notes.flush is not None:
+            await call.notes.flush()
+        return tool, result
 
     async def call_within(
         self, parent: Trace, principal: Principal, name: str, arguments: Mapping[str, Any],
@@ -197,12 +207,16 @@ class Hub:
 
     async def _run(self, call: Call) -> Result:
         """The end of the pipeline. An unexpected exception of a target counts as its failure."""
+        call.notes.has_left = True
         try:
             result = await call.tool.target.run(call)
-        except HubError:
+        except HubError as error:
+            _mask_error(call, error)
             raise
         except Exception as error:
-            raise WorkFailed(f'"{call.tool.name}" failed: {error!r}') from error
+            failure = WorkFailed(f'"{call.tool.name}" failed: {error!r}')
+            _mask_error(call, failure)
+            raise failure from error
         for block in result.content:
             if isinstance(block, dict) and block.get("type") in LINKING:
                 return self._rewrite_links(call, result)

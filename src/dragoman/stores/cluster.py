@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from dragoman.core.background import Background, resolve
 from dragoman.core.cluster import MARK_CHARS, End, OwnedElsewhere, Receive
 from dragoman.core.errors import ConfigError, HubError, LeaseExpired, StorageFailed
+from dragoman.core.logs import STORAGE_OUTAGE
 from dragoman.core.structs import Struct
 from dragoman.stores import handover
 from dragoman.stores.fence import Fence
@@ -433,7 +434,7 @@ class PostgresCluster:
                     "SELECT pg_notify(%s, text) FROM unnest(%s::text[]) AS text", (CHANNEL, batch)
                 )
             except StorageFailed as error:
-                log.warning("%d messages to other hubs are lost: %s", len(batch), error)
+                STORAGE_OUTAGE.note(f"{len(batch)} messages to other hubs are lost: {error}")
 
     def _receive(self, payload: str) -> None:
         try:
@@ -466,7 +467,7 @@ class PostgresCluster:
                     async with asyncio.timeout(STATEMENT_SECONDS):  # is it still there?
                         await connection.execute("SELECT 1")
             except (psycopg.Error, OSError, TimeoutError, StorageFailed) as error:
-                log.warning("no messages of other hubs for the moment: %s", render_failure(error))
+                STORAGE_OUTAGE.note(f"no messages of other hubs: {render_failure(error)}")
             finally:
                 if connection is not None:
                     connection.pgconn.finish()
@@ -501,7 +502,7 @@ class PostgresCluster:
             try:
                 await self._renew()
             except StorageFailed as error:
-                log.warning("this hub could not renew its place in the cluster: %s", error)
+                STORAGE_OUTAGE.note(f"this hub could not renew its place in the cluster: {error}")
                 await asyncio.sleep(min(RETRY_SECONDS, self._beat))
             except Exception:  # without renewals this hub would be dead for the others
                 log.exception("this hub could not renew its place in the cluster")
@@ -606,12 +607,12 @@ class PostgresCluster:
                     await self._execute(_SETTLE, (id, mark))
                     break
                 except StorageFailed as error:
-                    log.warning("hub %s is taken over, which is not stored yet: %s", id, error)
+                    STORAGE_OUTAGE.note(f"hub {id} is taken over, which is not stored: {error}")
                     await asyncio.sleep(RETRY_SECONDS)
             await self._renew()
             self.publish("hubs", {})
         except StorageFailed as error:  # of the renewal, which is repeated soon
-            log.warning("this hub could not renew its place in the cluster: %s", error)
+            STORAGE_OUTAGE.note(f"this hub could not renew its place in the cluster: {error}")
         finally:
             self._settling.pop(id, None)
 

@@ -11,6 +11,7 @@ the part of its methods that stores use.
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from dragoman.core.errors import ConfigError, LeaseExpired, StorageFailed
 from dragoman.core.secret_references import SecretResolver, is_reference
+from dragoman.core.secret_rules import Author, SecretUse
 from dragoman.core.shared_settings import STORE_URL
 from dragoman.stores.sqlite import (
     BUSY_SECONDS,
@@ -184,7 +186,7 @@ def open_place(
     if url is None:
         return home
     if is_reference(url):
-        url = secrets.resolve_local(url, STORE_URL)
+        url = secrets.resolve_local(url, SecretUse(Author.OWNER, STORE_URL))
     return connect_server(url, limits, create)
 
 
@@ -202,6 +204,12 @@ def connect_server(
     from dragoman.stores.postgres import PostgresServer
 
     return PostgresServer(url, limits, create=create)
+
+
+def render_reason(problem: str) -> str:
+    """Renders why a database is not available for those who may not know its address, users and
+    tables."""
+    return re.sub(r'"[^"]*"', '"…"', problem.rpartition(" failed: ")[2])
 
 
 class SqliteDatabase:

@@ -18,6 +18,7 @@ import msgspec
 
 from dragoman.core.background import Background, resolve
 from dragoman.core.errors import StorageFailed
+from dragoman.core.logs import STORAGE_OUTAGE
 from dragoman.core.ports import KeptEvent, KeptTask, TaskChange
 from dragoman.core.principal import Principal
 from dragoman.stores.fence import Fence
@@ -207,7 +208,7 @@ class PostgresHandover:
     # --- writing -------------------------------------------------------------------------------
 
     async def _keep_writing(self) -> None:
-        pruned, is_away = 0.0, False
+        pruned = 0.0
         while not self._is_closing or self._events or self._tasks:
             if not (self._events or self._tasks):
                 try:
@@ -222,11 +223,8 @@ class PostgresHandover:
                     pruned = time.monotonic()
                     await self._writer.write(_PRUNE.format("events"), (EVENT_SECONDS,))
                     await self._writer.write(_PRUNE.format("tasks"), (TASK_SECONDS,))
-                is_away = False
             except StorageFailed as error:
-                if not is_away:
-                    log.warning("what the heir of this hub may need is not stored yet: %s", error)
-                is_away = True
+                STORAGE_OUTAGE.note(f"what the heir of this hub may need is not stored: {error}")
                 await asyncio.sleep(RETRY_SECONDS)
             if not self._is_closing:
                 await asyncio.sleep(PAUSE_SECONDS)

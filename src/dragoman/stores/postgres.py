@@ -7,7 +7,6 @@ statements fail at once until a thread that watches the server has reached it ag
 
 from __future__ import annotations
 
-import logging
 import secrets
 import sqlite3
 import threading
@@ -22,6 +21,7 @@ from psycopg.adapt import Buffer, Loader
 from psycopg.types.numeric import NumericBinaryLoader
 
 from dragoman.core.errors import ConfigError
+from dragoman.core.logs import STORAGE_OUTAGE
 from dragoman.core.shared_settings import STORE_URL, check_database_url
 from dragoman.core.urls import render_origin
 from dragoman.stores.database import (
@@ -54,7 +54,6 @@ from dragoman.stores.postgres_watch import (
     read_pairs,
 )
 
-log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 OLDEST_SERVER = 14
@@ -74,6 +73,8 @@ _BUMP = (
     f"(UPDATE {SCHEMA}.changes SET number = number + 1 WHERE store = {{0}} RETURNING number) "
     f"SELECT number, pg_notify('{CHANNEL}', {{0}}) FROM bumped"
 )
+_TRIAL = "SELECT current_setting('transaction_read_only'), txid_current()"
+"""Takes an id of a transaction, as a write does, and writes nothing else."""
 # By JSON, because databases of earlier versions do not have the column.
 _OLDEST = "coalesce((to_jsonb(v) ->> 'oldest')::bigint, number)"
 _FIND_VERSION = f"SELECT number, {_OLDEST} FROM {SCHEMA}.versions v WHERE store = $1"
@@ -167,6 +168,8 @@ class PostgresServer:
         """Of all below."""
         self._problem = ""
         """Why statements fail at once; empty while they are tried."""
+        self._unfit = ""
+        """Why the last trial of a transaction has failed."""
         self._counters: dict[str, int] = {}
         self._versions: dict[str, int] = {}
         """Of each store: how many changes by others were noticed."""
@@ -374,20 +377,36 @@ class PostgresServer:
         is not watched is tried again by each statement."""
         if self._watch is not None:
             why = describe_error(error)
-            if not self._problem:
-                log.error('the database at "%s" is not available: %s', self.place, why)
+            STORAGE_OUTAGE.note(f'the database at "{self.place}" is not available: {why}')
             self._problem = why
             self._watch.wake()
 
     def note_success(self) -> None:
-        if self._problem:
-            log.warning('the database at "%s" is available again', self.place)
-            self._problem = ""
+        self._problem = ""
 
     @property
     def problem(self) -> str:
         """Why the database is not available; empty while it is."""
-        return self._problem
+        return self._problem or self._unfit
+
+    @property
+    def is_refusing(self) -> bool:
+        """Whether statements fail at once."""
+        return bool(self._problem)
+
+    def try_transaction(self) -> None:
+        """Executes a transaction that can write on the connection of this thread, and notes why it
+        fails: reading alone does not show that a hub can do its work."""
+        lane = self._lanes.get(threading.get_ident())
+        if lane is None or lane.in_transaction or self._problem:
+            return
+        try:
+            ((row,),) = (rows.fetchall() for rows in lane.run([(_TRIAL, ())], ()))
+            self._unfit = "it is read-only" if row[0] == "on" else ""
+        except sqlite3.Error as error:
+            self._unfit = describe_error(error)
+        if self._unfit and not self._problem:
+            STORAGE_OUTAGE.note(f'the database at "{self.place}" is not usable: {self._unfit}')
 
     # --- changes by others ------------------------------------------------------------------------
 
@@ -535,7 +554,9 @@ class PostgresConnection:
         if connection is None or is_idle(connection):
             return
         try:
-            if not self._server.problem:  # nothing waits again for a server that does not answer
+            if (
+                not self._server.is_refusing
+            ):  # nothing waits again for a server that does not answer
                 connection.execute("ROLLBACK")
         except (psycopg.Error, OSError):
             pass  # it is dropped

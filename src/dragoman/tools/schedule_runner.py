@@ -16,6 +16,7 @@ from dragoman.core.background import Background
 from dragoman.core.cluster import SINGLE_HUB, Leases
 from dragoman.core.errors import HubError, InvalidInput, StorageFailed
 from dragoman.core.local_agents import SCHEDULE
+from dragoman.core.logs import STORAGE_OUTAGE
 from dragoman.core.ports import Schedule, ScheduleStore
 from dragoman.core.principal import Principal
 from dragoman.core.schedule_times import Timing, count_missed, find_next
@@ -84,7 +85,7 @@ class ScheduleRunner:
             try:
                 seconds = self.start_due() if self._take_lease() else self._limits.lease_seconds
             except StorageFailed as error:
-                log.error("schedules cannot run: %s", error)
+                STORAGE_OUTAGE.note(f"schedules cannot run: {error}")
                 seconds = self._limits.retry_seconds
             try:
                 async with asyncio.timeout(seconds):
