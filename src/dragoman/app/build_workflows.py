@@ -19,7 +19,7 @@ from dragoman.app.config_watch import LiveConfig
 from dragoman.core.access import WhyEnded
 from dragoman.core.agent_tool import build_tool_name
 from dragoman.core.backoff import add_jitter
-from dragoman.core.errors import NotFound
+from dragoman.core.errors import NotFound, Overloaded
 from dragoman.core.heavy_work import HeavyWork
 from dragoman.core.hub import Hub
 from dragoman.core.ports import AuditLog
@@ -144,6 +144,14 @@ class LazyWorkflows:
         )
         return (home / FOLDER).is_dir() or has_runs
 
+    def find_loaded(self) -> WorkflowParts | None:
+        """Returns the parts, if the home has workflows or runs. Raises `Overloaded` while a hub
+        that starts has not loaded them: what is asked for may exist."""
+        parts = self.find()
+        if parts is None and self.is_needed:
+            raise Overloaded("the hub has not loaded its workflows yet; try again in a moment")
+        return parts
+
     def find(self) -> WorkflowParts | None:
         """Returns the parts, if the home has workflows or runs."""
         return self.built[0] if self.built else None
@@ -181,7 +189,8 @@ class LazyWorkflows:
 
     def find_webhooks(self) -> WebhookReceiver | None:
         """Returns what receives webhooks, if a workflow has one."""
-        triggers = self.built[0].triggers.find() if self.built else None
+        parts = self.find_loaded()
+        triggers = parts.triggers.find() if parts is not None else None
         return triggers.webhooks if triggers is not None else None
 
     async def stop(self) -> None:
@@ -245,7 +254,7 @@ class LazyWorkflows:
             folder,
             runner,
             waits,
-            EventWaits(hub.bus, store, runner, time.time),
+            EventWaits(hub.bus, store, runner, time.time, hub.cluster),
             calls,
             self.guards.approvals.find_desk,
             self.audit,
