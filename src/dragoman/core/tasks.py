@@ -149,7 +149,7 @@ class TaskRecord:
         return INPUT_REQUIRED
 
     def is_promised(self, task: Task[Any]) -> bool:
-        """Whether a client relies on the task: it was told of it. A call that the hub itself cannot
+        """Whether a client knows of the task and relies on it. A call that the hub itself cannot
         make now is then made later; otherwise its client gets the error and may call again."""
         return task.registry is not None
 
