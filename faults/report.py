@@ -21,15 +21,17 @@ Written by `make faults`; do not edit. Each experiment breaks the machine around
 attacks the hub or kills it, and judges what it does; tests/faults runs short versions of most of \
 them in `make test`. It needs Python and pip, and no root: a full and a read-only disk use \
 `unshare -rm` where the machine allows it, failing file operations and jumps of the clock a C \
-compiler where there is one. `python -m faults --only NAME` runs some experiments again and \
-renews their rows, with `--seed SEED --case N` one case of a fuzzer.
+compiler where there is one, and so do steps of PostgreSQL's clock. `python -m faults --only \
+NAME` runs some experiments again and renews their rows, with `--seed SEED --case N` one case of \
+a fuzzer. A row says what was done, no more: other faults, sizes and times are not tested by it.
 
 The hubs have default settings, with these exceptions: rate limits above what an experiment sends; \
 A2A enabled, with more tasks for fuzzers and fewer for a full store; shorter timeouts for servers \
 and agents that misbehave; fewer calls at once in the two rows about overload; no pins for servers \
 and agents that fuzz the hub; hubs of a cluster with `lease_secs = 3` and `drain_secs = 1` instead \
-of 6 and 3. In the attacks on time and memory, another key calls a tool \
-that takes 5 ms, 100 times a second; the attackers are processes of low priority.
+of 6 and 3, except for cluster chaos and failing statements; approvals there wait for 0.2 s. In \
+the attacks on time and memory, another key calls a tool that takes 5 ms, 100 times a \
+second; the attackers are processes of low priority.
 """
 
 

@@ -78,6 +78,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.line(MISSING, yellow=True)
 
 
+@pytest.fixture(autouse=True)
+def no_outage() -> None:
+    """Lets the outage of an earlier test hide no line of this one."""
+    from dragoman.core.logs import STORAGE_OUTAGE
+
+    STORAGE_OUTAGE.clear()
+
+
 @pytest.fixture
 def short_tmp() -> Iterator[Path]:
     """A private folder with a short path: the sockets in a home have room for about 100 bytes."""

@@ -6,7 +6,9 @@ import json
 import logging
 import sys
 
-from dragoman.core.logs import JsonFormatter, RepeatedFailure, render_time
+import pytest
+
+from dragoman.core.logs import JsonFormatter, Outage, RepeatedFailure, render_time
 
 
 def test_json_log_record_is_one_line_with_fixed_fields() -> None:
@@ -45,3 +47,31 @@ def test_repeated_failure_is_logged_at_growing_intervals_with_a_count() -> None:
     assert failure.note("another") is None
     failure.clear()
     assert failure.note("another") == "another"
+
+
+def test_an_outage_is_one_line_when_it_begins_and_one_when_it_has_ended(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    now = 0.0
+    outage = Outage("the stores are available", lambda: now)
+    with caplog.at_level(logging.INFO):
+        for now in (0.0, 0.2, 1.0, 3.9):
+            outage.note(f"store {now} cannot be read")
+            outage.check_end()
+        now = 6.8
+        outage.check_end()
+        assert len(caplog.records) == 1
+        now = 7.0
+        outage.check_end()
+        outage.check_end()
+        now = 8.0
+        outage.note("the next one")
+        now = 20.0
+        outage.note("the one after it")  # nothing has checked meanwhile
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("ERROR", "store 0.0 cannot be read"),
+        ("WARNING", "the stores are available again; 4 failures in 3.9 s"),
+        ("ERROR", "the next one"),
+        ("WARNING", "the stores are available again; 1 failures in 0.0 s"),
+        ("ERROR", "the one after it"),
+    ]

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import time
+import tomllib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
+import psycopg
 import pytest
 from tests.live.a2a_hub import AGENTS, STREAM, V10, Caller, a2a_config, agents_env
 from tests.live.conftest import RunningHub, _written_config, put_on_postgres
@@ -126,7 +129,8 @@ def test_a_paused_server_delays_nothing_for_long_and_calls_continue_after_it(
             slowest = max(slowest, time.monotonic() - begun)
             time.sleep(0.02)
         assert slowest < 2.0 and refused, (slowest, refused)
-        assert wire.get(f"{hub.url}/readyz").status == 503
+        waiting = wire.get(f"{hub.url}/readyz")
+        assert waiting.status == 503 and b"not available: the server did not" in waiting.body
     finally:
         peer.resume()
     begun = time.monotonic()
@@ -134,6 +138,40 @@ def test_a_paused_server_delays_nothing_for_long_and_calls_continue_after_it(
     assert time.monotonic() - begun < 5.0
     assert caller.get(task)["status"]["state"] == "TASK_STATE_COMPLETED"
     assert caller.send("after")["status"]["state"] == "TASK_STATE_COMPLETED"
+    until(lambda: "available again" in hub.log())
+    assert "Traceback" not in hub.log()
+    assert len(find_problems(hub)) == 2, "\n".join(find_problems(hub))
+
+
+def find_problems(hub: RunningHub) -> list[str]:
+    """The lines of its log that an operator would look at."""
+    return [line for line in hub.log().splitlines() if " ERROR " in line or " WARNING " in line]
+
+
+def is_answered(hub: RunningHub, status: int, text: bytes) -> bool:
+    answer = hub.get("/readyz")
+    return answer.status == status and text in answer.body
+
+
+def test_a_hub_that_can_read_and_not_write_is_not_ready(
+    home: Path, peer: PostgresPeer, start: Start
+) -> None:
+    hub = start(home)
+    until(lambda: hub.get("/readyz").status == 200)
+    url = tomllib.loads((home / "config.toml").read_text())["store"]["url"]
+    name = url.rpartition("/")[2]
+    for setting, status in (("on", 503), ("off", 200)):
+        # As after a failover to a server that only reads.
+        with psycopg.connect(peer.url, autocommit=True) as admin:
+            admin.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = {setting}")
+            admin.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name]
+            )
+        text = b"it is read-only" if status == 503 else b"ready"
+        until(partial(is_answered, hub, status, text))
+        if status == 503:
+            problems = hub.api("/api/status")["store_problems"]
+            assert "it is read-only" in problems[0], problems
 
 
 def test_a_home_is_copied_and_its_hub_continues(

@@ -135,6 +135,13 @@ def test_required_claims_are_compared_with_their_type() -> None:
             build({**good, **bad}, required_claims=needed)
 
 
+@pytest.mark.parametrize("subject", ["u\u202ennA", "an\u200bn", "\u00adann", "a\u2028b", "a\x85b"])
+def test_a_subject_with_invisible_characters_is_rejected(subject: str) -> None:
+    with pytest.raises(TokenRejected, match="subject"):
+        build({"sub": subject})
+    assert build({"sub": "Zoë Müller 日本"}).id.endswith("日本")
+
+
 def test_long_subjects_stay_apart() -> None:
     one, two = (build({"sub": "x" * 250 + end}) for end in "ab")
     assert one.id != two.id and len(one.id) == len(two.id) == MAX_ID

@@ -16,8 +16,9 @@ from tests.peers.postgres_server import PostgresPeer, create_database, run_peer
 
 from dragoman.core.errors import ConfigError, StorageFailed
 from dragoman.stores.database import LoopStore, StoreTables, connect_server
-from dragoman.stores.postgres import HUB_LOCK, PostgresServer
+from dragoman.stores.postgres import PostgresServer
 from dragoman.stores.postgres_sql import convert_values, translate, translate_script, unescape
+from dragoman.stores.postgres_watch import HUB_LOCK
 
 NOTES = StoreTables(
     "notes",

@@ -16,6 +16,7 @@ from dragoman.config import Config
 from dragoman.core.call import Call, Question, Result
 from dragoman.core.principal import OWNER, Principal
 from dragoman.core.runs import ENDED, Run, StepRecord
+from dragoman.core.secret_rules import Author
 from dragoman.core.tool import TargetFacts, TargetTraits, Tool
 from dragoman.stores.config import StoreSettings
 from dragoman.workflows.config import WorkflowSettings
@@ -98,7 +99,7 @@ class RunRig:
 
     async def define(self, name: str, *steps: Mapping[str, Any], **more: Any) -> None:
         parts = await self.app.parts.workflows.require()
-        parts.folder.write(name, json.dumps({"steps": list(steps), **more}))
+        parts.folder.write(name, json.dumps({"steps": list(steps), **more}), Author.OWNER)
 
     async def start(self, name: str, who: Principal = OWNER, **inputs: Any) -> Run:
         request = RunStart(principal=who, door="api", inputs=inputs)

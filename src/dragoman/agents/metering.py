@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from dragoman.core.call import Call
 from dragoman.core.errors import StorageFailed
 from dragoman.core.local_agents import AgentProfiles
+from dragoman.core.logs import STORAGE_OUTAGE
 from dragoman.core.usage import Budget, UsageEntry, UsageStore, check_budget
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class Metering:
         try:
             self._store.record(entry)
         except StorageFailed as error:  # the audit log has the same figures
-            log.error("usage cannot be stored: %s", error)
+            STORAGE_OUTAGE.note(f"usage cannot be stored: {error}")
 
 
 def _find_origin(call: Call) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -56,6 +56,8 @@ SKILL_SECONDS = 1.0
 """How often the skills of the home are checked for changes."""
 PLACEMENT_SECONDS = 0.5
 """How often a hub of a cluster checks which servers it has to run."""
+TRIAL_SECONDS = 1.0
+"""How often a hub on a database server tries a transaction, for `/readyz`."""
 DRAIN_SECONDS = 5.0
 STOP_SECONDS = 3.5
 LAST_SECONDS = 0.3
@@ -115,7 +117,7 @@ class App:
             served = {MESSAGES_PART: messages.serve, GRPC_PART: parts.agents.serve_grpc}
             assert parts.shared_audit is not None
             await parts.cluster.start(
-                internal, bodies, placed, served, self._inherit, self._begin_anew,
+                internal, bodies, placed, served, self._inherit, self._find_left, self._begin_anew,
                 parts.shared_audit.find_state,
             )  # fmt: skip
             owner_app = parts.cluster.wrap(owner_app, self._peers.identify_unix)
@@ -280,6 +282,7 @@ class App:
                 }
             )
             self._loops.spawn(poll(shared.check))
+            self._loops.spawn(poll(stores.try_transaction, TRIAL_SECONDS))
         if parts.authority is not None:
             self._loops.spawn(poll(parts.authority.record_changes))
         if parts.shared_audit is not None:
@@ -296,6 +299,11 @@ class App:
             self.parts.mcp.http.sessions.adopt(states)
         self.parts.guards.approvals.take_over(hub)
         await self.parts.agents.take_over(hub)
+
+    def _find_left(self, hubs: Sequence[str]) -> set[str]:
+        """Finds those of the hubs, which have ended, that still own something."""
+        parts = self.parts
+        return parts.guards.approvals.find_left(hubs) | parts.agents.find_left(hubs)
 
     async def _begin_anew(self, hub: str) -> None:
         """Others own what was this hub's own; it goes on under another id."""
@@ -331,9 +339,12 @@ class App:
         await _wait(STOP_SECONDS, parts.agents.stop())
         # Calls that still run fail now, and their clients get an answer.
         await _wait(STOP_SECONDS, parts.upstreams.stop())
-        if parts.cluster is not None:
-            await _wait(STOP_SECONDS, parts.cluster.leave(parts.mcp.http.sessions.export()))
         await _wait(STOP_SECONDS, parts.logins.close())
+        if parts.cluster is not None:
+            # A hub that has left the cluster stores nothing more.
+            parts.stores.conversations.close()
+            await _wait(STOP_SECONDS, parts.events.dispatches.close())
+            await _wait(STOP_SECONDS, parts.cluster.leave(parts.mcp.http.sessions.export()))
         DESCENDANTS.kill_all()
         parts.auth.close()
         if parts.telemetry is not None:

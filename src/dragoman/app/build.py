@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dragoman.a2a.remote.credentials import ReferenceRules
 from dragoman.a2a.remote.registered_agents import RegisteredAgents
 from dragoman.a2a.remote.registry_view import RegistryView
 from dragoman.agents.manifest_agents import LocalAgent
@@ -121,6 +120,8 @@ def build_app(
     with contextlib.ExitStack() as undo:  # this process may try again
         stores = build_stores(home, config, live.secrets, member.mark)
         undo.callback(stores.close)
+        if cluster is not None and not isinstance(stores.place, Path):
+            stores.place.fence = cluster.hubs.fence
         key, share = _share_audit(home, stores, cluster)
         store_watch = StoreWatch(stores, home / config.policy.folder)
         auth = build_auth(mode, live, stores, net, api_key)
@@ -137,7 +138,7 @@ def build_app(
         open_account = logins.open_server_account
         upstreams = build_upstreams(home, live, net, catalogs, bus, clients, open_account, cluster)
         failures: dict[str, str] = {}
-        load_function_agents(home, config, catalogs.tools, local, failures)
+        load_function_agents(home, config, catalogs.tools, local, failures, stores.conversations)
         targets = Targets(upstreams, local, registered, skill_table)
         profiles, renew = AgentProfiles(), partial(renew_principal, stores.keys)
         access, io = build_access(home, config.tools, profiles), _build_outer(live, net, cluster)
@@ -258,8 +259,7 @@ def _build_api(
 ) -> Api:
     hub, stores, guards = parts.guards.hub, parts.stores, parts.guards
     granted = GrantedTools(hub, guards.chains, guards.granted, DOOR)
-    commands, config = OwnCommands(parts.home), parts.live.config
-    rules = ReferenceRules(config.bridge.credential_env, parts.home, config.secrets.allow)
+    commands, rules = OwnCommands(parts.home), parts.live.secrets.rules
     apis: list[object] = [
         PoliciesApi(guards.policies),
         PinsApi(parts.catalogs.approvals),

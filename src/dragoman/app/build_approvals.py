@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -80,6 +80,11 @@ class LazyApprovals:
         desk = self.find_existing()
         if desk is not None:
             desk.take_over(hub)
+
+    def find_left(self, hubs: Sequence[str]) -> set[str]:
+        """Finds those of the hubs, which have ended, whose calls are not marked as interrupted.
+        Raises `StorageFailed`."""
+        return {hub for parts in self.built for hub in parts.store.find_left(hubs)}
 
     def rename_hub(self) -> None:
         """This hub has another id in the cluster from now on."""

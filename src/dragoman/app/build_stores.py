@@ -73,6 +73,11 @@ class Stores:
             return ""
         return f'the database at "{place.place}" is not available: {place.problem}'
 
+    async def try_transaction(self) -> None:
+        """Tries whether the database of `[store] url` can be written, for `find_problem`."""
+        if not isinstance(self.place, Path):
+            self.place.try_transaction()
+
     def close(self) -> None:
         """Closes the audit log before the keys, and notes where it ends."""
         self.conversations.close()

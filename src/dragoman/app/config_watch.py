@@ -12,8 +12,9 @@ from dragoman.app.build_secrets import build_secrets
 from dragoman.config import Config, holds_secrets, load_variables, load_with_source
 from dragoman.config_layers import Override
 from dragoman.core.call import NOTHING
-from dragoman.core.errors import ConfigError
+from dragoman.core.errors import ConfigError, StorageFailed
 from dragoman.core.file_modes import find_exposures, find_exposures_in
+from dragoman.core.logs import STORAGE_OUTAGE, RepeatedFailure
 from dragoman.core.tool_filter import View
 from dragoman.core.views import ViewRule, Views
 
@@ -149,12 +150,19 @@ def refuse_exposed(home: Path, config: Config) -> None:
 
 async def poll(check: Callable[[], Awaitable[object]], seconds: float = WATCH_SECONDS) -> None:
     """Calls `check` every few seconds, even after it has failed."""
+    failure = RepeatedFailure()
     while True:
         await asyncio.sleep(seconds)
         try:
             await check()
-        except Exception:  # or no further change would be seen
-            log.exception("a change in the home could not be applied in full")
+            failure.clear()
+        except StorageFailed as error:
+            STORAGE_OUTAGE.note(f"what the hub follows is not up to date: {error}")
+        except Exception as error:  # or no further change would be seen
+            if (
+                text := failure.note(f"a change could not be applied in full: {error!r}")
+            ) is not None:
+                log.exception("%s", text)
 
 
 def _describe_loss(file: Path) -> str | None:

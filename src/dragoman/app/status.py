@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from dragoman import __version__
@@ -15,6 +16,7 @@ from dragoman.app.config_watch import ConfigWatch
 from dragoman.app.hub_parts import HubParts
 from dragoman.core.measurements import Distribution, Measurement
 from dragoman.core.principal import Principal
+from dragoman.stores.database import render_reason
 
 AUTH_FAILED, ADMIN_DENIED = "auth.failed", "admin.denied"
 
@@ -30,11 +32,11 @@ class HubStatus:
     def ready(self) -> str | None:
         if self._parts.state.is_draining:
             return "the hub is shutting down"
-        cluster = self._parts.cluster
-        is_cut_off = cluster is not None and not cluster.hubs.is_connected
-        if is_cut_off or self._parts.stores.find_problem():
-            return "the database is not available"
-        return None
+        cluster, place = self._parts.cluster, self._parts.stores.place
+        problem = "" if isinstance(place, Path) else render_reason(place.problem)
+        if not problem and cluster is not None and not cluster.hubs.is_connected:
+            problem = "this hub could not renew its place in the cluster"
+        return f"the database is not available: {problem}" if problem else None
 
     async def describe_cluster(self) -> Mapping[str, Any]:
         """The hubs and their leases; none for a single hub."""

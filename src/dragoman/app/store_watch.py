@@ -14,6 +14,7 @@ from typing import Any
 from dragoman.app.build_stores import Stores
 from dragoman.core.admin_audit import MAX_CHANGES, list_changes, record_done
 from dragoman.core.errors import ConfigError, HubError, ShuttingDown, StorageFailed
+from dragoman.core.logs import STORAGE_OUTAGE
 from dragoman.mcp.config import ServerEntry
 from dragoman.stores.audit.prune import DAY, prune_and_record
 from dragoman.stores.config import AuditSettings
@@ -47,6 +48,7 @@ class StoreWatch:
     async def check(self) -> None:
         """Notes the first key and the first policies, records changes of keys, and reports files
         that were removed."""
+        STORAGE_OUTAGE.check_end()
         with contextlib.suppress(HubError):  # the next check tries again
             self._key_changes.record_changes()
         self._stores.tally.flush()

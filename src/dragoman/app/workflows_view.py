@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dragoman.app.build_workflows import LazyWorkflows, WorkflowParts
@@ -13,6 +14,7 @@ from dragoman.core.logs import render_time
 from dragoman.core.ports import ADMIN
 from dragoman.core.principal import Principal
 from dragoman.core.runs import ENDED, PENDING, RUNNING, SKIPPED, WAITING, Run, StepRecord
+from dragoman.core.secret_rules import find_author
 from dragoman.core.tool import Tool
 
 if TYPE_CHECKING:
@@ -54,8 +56,11 @@ class WorkflowsView:
         return {key: more[key] for key in more if is_admin or key not in SHOWN_TO_ADMINS}
 
     async def write(self, principal: Principal, name: str, source: str) -> dict[str, Any]:
+        from dragoman.workflows.folder import prepare_definition
+
         parts = await self._lazy.require()
-        parts.folder.write(name, source)
+        prepare = partial(prepare_definition, name, source, find_author(principal))
+        parts.folder.save(name, await self._lazy.checks.run(principal.key, prepare))
         record_done(self._lazy.audit, "workflow.write", name, principal.label, API, {})
         return self.describe(principal, name)
 
@@ -63,10 +68,11 @@ class WorkflowsView:
         self._require(name).folder.remove(name)
         record_done(self._lazy.audit, "workflow.remove", name, principal.label, API, {})
 
-    def check(self, source: str) -> list[dict[str, Any]]:
+    async def check(self, principal: Principal, source: str) -> list[dict[str, Any]]:
         from dragoman.workflows.loader import check_definition
 
-        found = check_definition(source, "workflow")
+        check = partial(check_definition, source, "workflow")
+        found = await self._lazy.checks.run(principal.key, check)
         return [{"line": one.line, "message": one.message} for one in found]
 
     # --- runs ------------------------------------------------------------------------------------

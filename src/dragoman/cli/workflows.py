@@ -222,6 +222,7 @@ def new(name: str, home: str | None, as_json: bool) -> None:
     dragoman workflows check hello
     """
     import dragoman.workflows
+    from dragoman.core.secret_rules import Author
     from dragoman.workflows.folder import FOLDER, WorkflowFolder
 
     starter = Path(dragoman.workflows.__file__).parent / "starter.yaml"
@@ -231,7 +232,7 @@ def new(name: str, home: str | None, as_json: bool) -> None:
     folder.check()
     if any(name in (one.name, Path(one.file).stem) for one in folder.list_files()):
         fail(f'there is a workflow "{clean(name)}" already; edit it, or choose another name')
-    folder.write(name, starter.read_text(encoding="utf-8").replace("NAME", name))
+    folder.write(name, starter.read_text(encoding="utf-8").replace("NAME", name), Author.OWNER)
     file = folder.path / folder.find_file(name).file
     print_result(
         {"name": name, "file": str(file)},

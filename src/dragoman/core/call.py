@@ -7,7 +7,7 @@ resource_link, data, ...); what a target adds to it travels unchanged in `extra`
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -285,6 +285,9 @@ class Notes(Struct, eq=False):
     """The taint rules that these labels meet."""
     conversation: str = ""
     """The id that the target has given to the conversation of the call."""
+    flush: Callable[[], Awaitable[None]] | None = None
+    """Has the conversation of the call written. The hub waits for it at the end of the call, when
+    the taint labels are stored, since the next message may reach another hub. It never fails."""
     sources: Mapping[str, str] | None = None
     """The taint labels of the result, each with the reason."""
     read_keys: Sequence[str] = ()

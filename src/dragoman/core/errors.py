@@ -129,6 +129,12 @@ class StorageFailed(HubError):
     made."""
 
 
+class LeaseExpired(ShuttingDown, StorageFailed, kind="Full"):
+    """The other hubs of the cluster may own, or do own, what this hub owned: it was paused or cut
+    off for longer than a lease. Nothing left the hub; send it again, to any hub. Its kind is
+    `Full`."""
+
+
 class TargetFailed(HubError):
     """Something left the hub and failed there."""
 
@@ -228,6 +234,12 @@ def is_own_trouble(error: BaseException) -> bool:
     may succeed later. Work that was accepted is put back and does not fail; refusals that are
     decisions (of policies, budgets, people) are none."""
     return isinstance(error, OWN_TROUBLES) and not error.has_left
+
+
+def is_stopping(error: BaseException) -> bool:
+    """Whether the hub stops, so that it will not make the call later. One whose lease has expired
+    is cut off or was paused, and joins again."""
+    return isinstance(error, ShuttingDown) and not isinstance(error, LeaseExpired)
 
 
 class ConfigError(HubError):

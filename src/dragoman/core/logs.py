@@ -17,6 +17,8 @@ from typing import Any
 
 from dragoman.core.safe_text import escape_line
 
+log = logging.getLogger(__name__)
+
 ExceptionInfo = (
     tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 )
@@ -201,3 +203,48 @@ class RepeatedFailure:
     def clear(self) -> None:
         """After a success: the next failure is a new one."""
         self._count = 0
+
+
+class Outage:
+    """Logs what many parts report while something is away: one line when it begins, one when it has
+    ended. The others are of level DEBUG. Threads may share it."""
+
+    QUIET_SECONDS = 3.0
+    """It has ended when nothing was reported for so long: the parts try again more often."""
+
+    def __init__(self, what: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._what = what
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._count = 0
+        self._begun = self._last = 0.0
+
+    def note(self, text: str) -> None:
+        """Notes a failure, which is described as a sentence."""
+        self.check_end()
+        with self._lock:
+            self._last = self._clock()
+            self._count += 1
+            is_first = self._count == 1
+            if is_first:
+                self._begun = self._last
+        log.log(logging.ERROR if is_first else logging.DEBUG, "%s", text)
+
+    def check_end(self) -> None:
+        """To be called regularly: notes that the outage has ended."""
+        if not self._count:
+            return
+        with self._lock:
+            if not self._count or self._clock() - self._last < self.QUIET_SECONDS:
+                return
+            count, self._count = self._count, 0
+            seconds = self._last - self._begun
+        log.warning("%s again; %d failures in %.1f s", self._what, count, seconds)
+
+    def clear(self) -> None:
+        """Forgets an outage without a line."""
+        self._count = 0
+
+
+STORAGE_OUTAGE = Outage("the stores are available")
+"""Of all stores of the process. There is one, as there is one log."""

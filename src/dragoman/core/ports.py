@@ -246,6 +246,9 @@ class TaskStore(Protocol):
         """Takes over tasks of a hub that has ended, and sets the damaged ones aside. Returns those
         that this hub owns now: each task goes to one hub."""
 
+    def find_left(self, hubs: Sequence[str]) -> set[str]:
+        """Finds those of the hubs that still own tasks. Raises `StorageFailed`."""
+
     def claim_key(self, owner: Principal, key: str, id: str) -> str:
         """Claims an idempotency key for a task; returns the id of the task that has it, which may
         be an earlier one. A claim of a task that does not exist any more is taken over."""
@@ -515,10 +518,12 @@ class ScheduleStore(Protocol):
 
     def load_all(self) -> list[Schedule]: ...
 
-    def save(self, schedule: Schedule) -> bool:
-        """Replaces one; returns False if it was deleted meanwhile."""
+    def save(self, schedule: Schedule, before: Schedule) -> bool:
+        """Replaces one that is still as it was `before`; returns False if it was deleted, or
+        another hub has changed it, meanwhile."""
 
-    def delete(self, org: str, owner: str, id: str) -> bool: ...
+    def delete(self, org: str, owner: str, id: str) -> bool:
+        """Returns False if there is none any more."""
 
 
 class CredentialId(NamedTuple):

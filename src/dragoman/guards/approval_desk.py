@@ -184,7 +184,7 @@ class ApprovalDesk:
         return now < until and is_repeatable(self.load_reply(found.request.id))
 
     def _build_request(self, call: Call, rule: ApprovalRule, id: str) -> ApprovalRequest:
-        arguments = call.arguments
+        arguments = call.trace.secrets.mask(call.arguments)
         try:
             size = len(encode(arguments))
         except Exception:  # numbers over 64 bits, lone surrogates

@@ -6,7 +6,7 @@ begun, is true on the disk before anything follows from it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -253,6 +253,11 @@ class DatabaseApprovals(LoopStore):
                 (INTERRUPTED, now, RUNNING, self._hub if hub is None else hub),
             )
             return done.rowcount
+
+    def find_left(self, hubs: Sequence[str]) -> set[str]:
+        """Finds those of the hubs that have calls which are not ended."""
+        query = "SELECT DISTINCT hub FROM approvals WHERE outcome = ? AND hub = ANY(?)"
+        return {str(hub) for (hub,) in self._read(query, (RUNNING, list(hubs)))}
 
     def prune(self, keep: int, replies_before: float) -> None:
         with self._transact() as db:

@@ -22,13 +22,14 @@ from dragoman.core.errors import ConfigError, InvalidInput
 from dragoman.core.tool_identity import fold_id, fold_name
 from dragoman.stores.all_tables import ALL_TABLES
 from dragoman.stores.database import StoreTables
-from dragoman.stores.postgres import SCHEMA, PostgresServer, describe_error
+from dragoman.stores.postgres import PostgresServer, describe_error
 from dragoman.stores.postgres_sql import convert_values
+from dragoman.stores.postgres_watch import SCHEMA
 from dragoman.stores.sqlite import open_store
 from dragoman.stores.store_inventory import KEY_FILE
 
 if TYPE_CHECKING:
-    from dragoman.stores.postgres import DeadlineConnection
+    from dragoman.stores.postgres_watch import DeadlineConnection
 
 BATCH = 1_000
 """Rows between two notes of progress."""
@@ -70,6 +71,7 @@ def copy_home(
     try:
         with closing(server.connect(STEP_SECONDS)) as connection:
             connection.execute("SET statement_timeout = 0; SET lock_timeout = 0")
+            connection.execute("SET default_transaction_read_only = off")  # no hub is running
             connection.execute(_COPIES)
             copied = _list_copied(connection, source)
             for tables in found:

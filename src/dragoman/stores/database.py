@@ -11,6 +11,7 @@ the part of its methods that stores use.
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -18,8 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from dragoman.core.errors import ConfigError, StorageFailed
+from dragoman.core.errors import ConfigError, LeaseExpired, StorageFailed
 from dragoman.core.secret_references import SecretResolver, is_reference
+from dragoman.core.secret_rules import Author, SecretUse
 from dragoman.core.shared_settings import STORE_URL
 from dragoman.stores.sqlite import (
     BUSY_SECONDS,
@@ -36,6 +38,16 @@ SQLITE, POSTGRES = "sqlite", "postgres"
 Error, IntegrityError = sqlite3.Error, sqlite3.IntegrityError
 DataError, OperationalError = sqlite3.DataError, sqlite3.OperationalError
 """What statements raise on both. `IntegrityError`: a constraint is not met."""
+
+
+class FencedError(sqlite3.OperationalError):
+    """The other hubs have declared this one dead, so that it may not write."""
+
+
+def build_write_error(error: BaseException, text: str) -> StorageFailed:
+    """Builds the error of a store that cannot be written, with `text`, or one which says that this
+    hub may not."""
+    return LeaseExpired(str(error)) if isinstance(error, FencedError) else StorageFailed(text)
 
 
 class Rows(Protocol):
@@ -174,7 +186,7 @@ def open_place(
     if url is None:
         return home
     if is_reference(url):
-        url = secrets.resolve_local(url, STORE_URL)
+        url = secrets.resolve_local(url, SecretUse(Author.OWNER, STORE_URL))
     return connect_server(url, limits, create)
 
 
@@ -192,6 +204,12 @@ def connect_server(
     from dragoman.stores.postgres import PostgresServer
 
     return PostgresServer(url, limits, create=create)
+
+
+def render_reason(problem: str) -> str:
+    """Renders why a database is not available for those who may not know its address, users and
+    tables."""
+    return re.sub(r'"[^"]*"', '"…"', problem.rpartition(" failed: ")[2])
 
 
 class SqliteDatabase:
@@ -272,7 +290,7 @@ class LoopStore:
             with self._writer.transaction():
                 yield self._db
         except Error as error:
-            raise StorageFailed(f'"{self._name}" cannot be written ({error})') from error
+            raise build_write_error(error, f'"{self._name}" cannot be written ({error})') from error
 
     def _build_read_error(self, error: Exception) -> StorageFailed:
         return StorageFailed(f'"{self._name}" cannot be read ({error})')

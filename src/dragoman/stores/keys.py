@@ -6,7 +6,6 @@ after its last key is revoked, a hub is closed, not open.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import hmac
 import logging
@@ -21,6 +20,7 @@ from typing import Any
 import msgspec
 
 from dragoman.core.errors import InvalidInput, NotFound, StorageFailed
+from dragoman.core.nearest_names import find_nearest
 from dragoman.stores.database import (
     POSTGRES,
     Error,
@@ -198,8 +198,8 @@ class KeyStore:
         self._load()
         if done.rowcount == 0:
             names = [record.name for record in self._by_id.values()]
-            near = difflib.get_close_matches(name, names, n=1)
-            hint = f'; did you mean "{near[0]}"?' if near else ""
+            near = find_nearest(name, names)
+            hint = f'; did you mean "{near}"?' if near else ""
             raise NotFound(f'there is no key named "{name}"{hint}')
 
     def find(self, key: str) -> KeyRecord | None:

@@ -29,9 +29,6 @@ class PolicyFiles(LoopStore):
     def __init__(self, place: StorePlace) -> None:
         super().__init__(place, TABLES)
 
-    def read_version(self) -> int:
-        return self._base.read_version(now=False)
-
     def load(self) -> dict[str, SharedFile]:
         rows = self._read("SELECT name, text, digest, number, changed_at FROM policy_files")
         return {row[0]: SharedFile(*row[1:]) for row in rows}

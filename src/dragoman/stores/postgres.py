@@ -7,13 +7,9 @@ statements fail at once until a thread that watches the server has reached it ag
 
 from __future__ import annotations
 
-import logging
 import secrets
-import select
-import socket
 import sqlite3
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from types import TracebackType
@@ -25,17 +21,21 @@ from psycopg.adapt import Buffer, Loader
 from psycopg.types.numeric import NumericBinaryLoader
 
 from dragoman.core.errors import ConfigError
+from dragoman.core.logs import STORAGE_OUTAGE
 from dragoman.core.shared_settings import STORE_URL, check_database_url
 from dragoman.core.urls import render_origin
 from dragoman.stores.database import (
     POSTGRES,
     DatabaseConnection,
     DatabaseWriter,
+    FencedError,
     PostgresLimits,
     Rows,
     Statement,
     StoreTables,
 )
+from dragoman.stores.fence import BEGIN, IDLE, LOST, READ_ONLY, Fence, is_refusal
+from dragoman.stores.postgres_connections import is_idle
 from dragoman.stores.postgres_sql import (
     Names,
     convert_values,
@@ -44,18 +44,23 @@ from dragoman.stores.postgres_sql import (
     translate_script,
     unescape,
 )
+from dragoman.stores.postgres_watch import (
+    CHANNEL,
+    COUNTERS,
+    SCHEMA,
+    DatabaseWatch,
+    DeadlineConnection,
+    is_shared,
+    read_pairs,
+)
 
-log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-SCHEMA = "dragoman"
-CHANNEL = "dragoman_changes"
 OLDEST_SERVER = 14
 FIRST_CONNECT = 5.0
 """Seconds for the first connection: no event loop waits for it."""
 MIGRATION_LOCK = 0x647261676D696772
-HUB_LOCK = 0x6472616768756273
-"""Keys of advisory locks: the migrations of a database, and the hubs that use it."""
+"""The key of an advisory lock: the migrations of a database."""
 
 _BASE = f"""
 CREATE TABLE {SCHEMA}.versions (store TEXT PRIMARY KEY, number BIGINT NOT NULL, oldest BIGINT);
@@ -64,21 +69,15 @@ CREATE TABLE {SCHEMA}.identity (id TEXT NOT NULL);
 """
 _FIND_IDENTITY = f"SELECT FROM pg_tables WHERE schemaname = '{SCHEMA}' AND tablename = 'identity'"
 _BUMP = (
-    "BEGIN; WITH bumped AS "
+    "WITH bumped AS "
     f"(UPDATE {SCHEMA}.changes SET number = number + 1 WHERE store = {{0}} RETURNING number) "
     f"SELECT number, pg_notify('{CHANNEL}', {{0}}) FROM bumped"
 )
+_TRIAL = "SELECT current_setting('transaction_read_only'), txid_current()"
+"""Takes an id of a transaction, as a write does, and writes nothing else."""
 # By JSON, because databases of earlier versions do not have the column.
 _OLDEST = "coalesce((to_jsonb(v) ->> 'oldest')::bigint, number)"
 _FIND_VERSION = f"SELECT number, {_OLDEST} FROM {SCHEMA}.versions v WHERE store = $1"
-_OTHER_HUBS = f"""
-SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1
-  AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-  AND classid = {HUB_LOCK >> 32} AND objid = {HUB_LOCK & 0xFFFFFFFF}
-"""
-_watching: set[int] = set()
-"""The ids of the server's processes for the locks of this process."""
-_COUNTERS = f"SELECT store, number FROM {SCHEMA}.changes"
 
 
 class _TextLoader(Loader):
@@ -96,23 +95,6 @@ class _NumericLoader(NumericBinaryLoader):
 
 class _BinaryTextLoader(_TextLoader):
     format = psycopg.pq.Format.BINARY
-
-
-class DeadlineConnection(psycopg.Connection[tuple[Any, ...]]):
-    """Every wait ends at a deadline. Afterwards the connection cannot be used."""
-
-    seconds = 1.0
-    backend = 0
-    """The id of the server's process for it."""
-
-    def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
-        try:
-            return super().wait(gen, interval, self.seconds)
-        except psycopg.errors._WaitTimeout:
-            self.pgconn.finish()
-            raise psycopg.errors.ConnectionTimeout(
-                f"the server did not answer within {self.seconds:g} s"
-            ) from None
 
 
 def _dial(url: str, seconds: float, **more: str | None) -> DeadlineConnection:
@@ -140,8 +122,7 @@ def _prepare(connection: DeadlineConnection, seconds: float) -> None:
     connection.execute(
         f"SET search_path = {SCHEMA}; SET statement_timeout = {limit}; "
         f"SET lock_timeout = {max(limit // 3, 100)}; SET client_encoding = 'UTF8'; "
-        "SET idle_in_transaction_session_timeout = 5000; "
-        "SET default_transaction_isolation = 'read committed'"
+        f"{IDLE}; {READ_ONLY}; SET default_transaction_isolation = 'read committed'"
     )
 
 
@@ -151,6 +132,8 @@ def describe_error(error: BaseException) -> str:
 
 
 def _convert(error: psycopg.Error | OSError) -> sqlite3.Error:
+    if is_refusal(error):
+        return FencedError(LOST)
     kind: type[sqlite3.Error] = sqlite3.OperationalError
     if isinstance(error, psycopg.IntegrityError):
         kind = sqlite3.IntegrityError
@@ -185,12 +168,16 @@ class PostgresServer:
         """Of all below."""
         self._problem = ""
         """Why statements fail at once; empty while they are tried."""
+        self._unfit = ""
+        """Why the last trial of a transaction has failed."""
         self._counters: dict[str, int] = {}
         self._versions: dict[str, int] = {}
         """Of each store: how many changes by others were noticed."""
         self._backends: set[int] = set()
         self._listeners: dict[str, list[Callable[[], None]]] = {}
-        self._watch: _Watch | None = None
+        self._watch: DatabaseWatch | None = None
+        self.fence = Fence()
+        """What the write transactions of the stores begin with."""
         self._counted: set[str] = set()
         self._oldest: dict[str, int] = {}
         try:
@@ -296,9 +283,9 @@ class PostgresServer:
                     connection.execute(_BASE)
                     id = secrets.token_hex(16)
                     connection.execute(f"INSERT INTO {SCHEMA}.identity VALUES ($1)", (id,))
-        self._counted = set(_read_pairs(connection, _COUNTERS))
-        self._oldest = _read_pairs(connection, f"SELECT store, {_OLDEST} FROM {SCHEMA}.versions v")
-        return _read_pairs(connection, f"SELECT store, number FROM {SCHEMA}.versions")
+        self._counted = set(read_pairs(connection, COUNTERS))
+        self._oldest = read_pairs(connection, f"SELECT store, {_OLDEST} FROM {SCHEMA}.versions v")
+        return read_pairs(connection, f"SELECT store, number FROM {SCHEMA}.versions")
 
     def is_usable(self, tables: StoreTables) -> bool:
         """Whether the tables, as they were when this connected, need no migration."""
@@ -372,8 +359,7 @@ class PostgresServer:
 
     def _refuse_if_shared(self, connection: DeadlineConnection, store: str) -> None:
         """Refuses a migration after which hubs of the previous version could not go on."""
-        pids = {pid for (pid,) in connection.execute(_OTHER_HUBS).fetchall()}
-        if pids - _watching:
+        if is_shared(connection):
             raise ConfigError(
                 f'the tables of "{store}" in the database at "{self.place}" need a migration that '
                 "the running hubs could not use: stop all hubs of this database, then start this "
@@ -391,20 +377,36 @@ class PostgresServer:
         is not watched is tried again by each statement."""
         if self._watch is not None:
             why = describe_error(error)
-            if not self._problem:
-                log.error('the database at "%s" is not available: %s', self.place, why)
+            STORAGE_OUTAGE.note(f'the database at "{self.place}" is not available: {why}')
             self._problem = why
             self._watch.wake()
 
     def note_success(self) -> None:
-        if self._problem:
-            log.warning('the database at "%s" is available again', self.place)
-            self._problem = ""
+        self._problem = ""
 
     @property
     def problem(self) -> str:
         """Why the database is not available; empty while it is."""
-        return self._problem
+        return self._problem or self._unfit
+
+    @property
+    def is_refusing(self) -> bool:
+        """Whether statements fail at once."""
+        return bool(self._problem)
+
+    def try_transaction(self) -> None:
+        """Executes a transaction that can write on the connection of this thread, and notes why it
+        fails: reading alone does not show that a hub can do its work."""
+        lane = self._lanes.get(threading.get_ident())
+        if lane is None or lane.in_transaction or self._problem:
+            return
+        try:
+            ((row,),) = (rows.fetchall() for rows in lane.run([(_TRIAL, ())], ()))
+            self._unfit = "it is read-only" if row[0] == "on" else ""
+        except sqlite3.Error as error:
+            self._unfit = describe_error(error)
+        if self._unfit and not self._problem:
+            STORAGE_OUTAGE.note(f'the database at "{self.place}" is not usable: {self._unfit}')
 
     # --- changes by others ------------------------------------------------------------------------
 
@@ -413,7 +415,7 @@ class PostgresServer:
         watches it. Raises `ConfigError` if the lock is held by others."""
         assert self._watch is None
         try:
-            self._watch = _Watch(self, exclusive)
+            self._watch = DatabaseWatch(self, exclusive)
         except (psycopg.Error, OSError) as error:
             raise self._build_error(error) from None
 
@@ -424,7 +426,7 @@ class PostgresServer:
     def read_version(self, store: str, lane: PostgresConnection, now: bool) -> int:
         # What was never counted is read: a change that came first would go unnoticed.
         if now or self._watch is None or store not in self._counters:
-            rows = lane.execute(f"{_COUNTERS} WHERE store = ?", (store,)).fetchall()
+            rows = lane.execute(f"{COUNTERS} WHERE store = ?", (store,)).fetchall()
             self.note_counters(dict(rows))
         else:
             self.refuse_if_down()
@@ -471,6 +473,9 @@ class PostgresConnection:
         self.users = 0
         """How many stores use it."""
         self.in_transaction = False
+        """Whether a transaction was begun that a caller ends. Otherwise the connection is idle."""
+        self._number = 0
+        """Of the change that the transaction makes."""
 
     def execute(
         self, statement: str, values: Sequence[Any] = (), /, names: Names = ()
@@ -502,23 +507,23 @@ class PostgresConnection:
         that no other counted one overlaps."""
         assert not self.in_transaction
 
-        def run(connection: DeadlineConnection) -> int:
-            if not store:
-                connection.execute("BEGIN")
-                return 0
-            cursor = connection.execute(_BUMP.format(quote(store)))
-            cursor.nextset()
-            row = cursor.fetchone()
-            return int(row[0]) if row else 0
+        bump = [_BUMP.format(quote(store))] if store else []
+        text = "; ".join([self._server.fence.build_begin(), *bump])
 
-        self._number = self._try(run, True)
-        self.in_transaction = True
+        def run(connection: DeadlineConnection) -> None:
+            row = _list_rows(connection.execute(text))[-1]
+            self._number = int(row[0]) if store and row else 0
+            self.in_transaction = True
+
+        self._try(run, True)
 
     def commit(self, store: str) -> None:
         try:
-            self._try(lambda connection: connection.execute("COMMIT"), False)
+            done = self._try(lambda connection: connection.execute("COMMIT"), False)
         finally:
-            self.in_transaction = False
+            self.roll_back()
+        if done.statusmessage != "COMMIT":  # it ends a transaction that has failed, without error
+            raise sqlite3.OperationalError("the transaction was rolled back: a statement failed")
         if store:
             self._server.note_own(store, self._number)
 
@@ -532,26 +537,32 @@ class PostgresConnection:
         ]
 
         def run(connection: DeadlineConnection) -> list[psycopg.Cursor[tuple[Any, ...]]]:
-            try:
-                with connection.pipeline():
-                    connection.execute("BEGIN")
-                    done = [connection.execute(*one, binary=True) for one in sent]
-                    connection.execute("COMMIT")
-            except psycopg.Error:
-                if not connection.closed:
-                    connection.execute("ROLLBACK")
-                raise
+            with connection.pipeline():
+                for text in self._server.fence.build_begin().split("; "):
+                    connection.execute(text)
+                done = [connection.execute(*one, binary=True) for one in sent]
+                connection.execute("COMMIT")
             return done
 
         return self._try(run, False)
 
     def roll_back(self) -> None:
+        """Ends whatever is open, also while statements are refused. A connection that the server
+        does not report idle afterwards is dropped, so that the server rolls back."""
         self.in_transaction = False
         connection = self._connection
-        if connection is None:
-            return  # the server rolls back what a lost connection has begun
-        with suppress(sqlite3.Error):
-            self._try(lambda connection: connection.execute("ROLLBACK"), False)
+        if connection is None or is_idle(connection):
+            return
+        try:
+            if (
+                not self._server.is_refusing
+            ):  # nothing waits again for a server that does not answer
+                connection.execute("ROLLBACK")
+        except (psycopg.Error, OSError):
+            pass  # it is dropped
+        finally:
+            if not is_idle(connection):
+                self._drop()
 
     @contextmanager
     def allow(self, seconds: float) -> Iterator[None]:
@@ -560,8 +571,10 @@ class PostgresConnection:
             self._set_seconds(seconds)
             yield
         finally:
-            with suppress(sqlite3.Error):
+            try:
                 self._set_seconds(before)
+            except sqlite3.Error:
+                self._drop()  # the event loop would wait too long on it
 
     def _set_seconds(self, seconds: float) -> None:
         self._seconds = seconds
@@ -597,12 +610,14 @@ class PostgresConnection:
                 return self._try(run, False)
             self._server.note_failure(error)
             raise _convert(error) from error
+        finally:
+            if not self.in_transaction:
+                self.roll_back()
 
     def _drop(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
             self._server.forget_backend(connection.backend)
-            _watching.discard(connection.backend)
             connection.close()
 
 
@@ -690,132 +705,12 @@ class PostgresWriter:
             self._lane.roll_back()
 
 
-class _Watch:
-    """A thread with a connection of its own: it holds the hub's lock, notices when the server does
-    not answer and when it is back, and reads what others have changed."""
-
-    def __init__(self, server: PostgresServer, exclusive: bool) -> None:
-        self._server = server
-        self._limits = server.limits
-        self._exclusive = exclusive
-        self._connection: DeadlineConnection | None = self._open()
-        self._ear, self._bell = socket.socketpair()
-        self._ear.setblocking(False)
-        self._bell.setblocking(False)
-        self._ended = False
-        self._heard = False
-        """Whether others have changed something since the counters were read."""
-        self._seen = time.monotonic()
-        """When the server answered last."""
-        self._poll()
-        self._thread = threading.Thread(target=self._run, name="postgres watch", daemon=True)
-        self._thread.start()
-
-    def wake(self) -> None:
-        with suppress(OSError):
-            self._bell.send(b"!")
-
-    def check(self) -> None:
-        """Raises `sqlite3.OperationalError` if the watch has not seen the server for too long."""
-        limits = self._limits
-        longest = limits.poll + limits.probe + limits.connect + limits.retry
-        if time.monotonic() - self._seen > longest:
-            raise sqlite3.OperationalError("the database is not available: it is not watched")
-
-    def stop(self) -> None:
-        self._ended = True
-        self.wake()
-        self._thread.join(self._limits.connect + self._limits.probe + 1.0)
-        self._drop()
-        self._ear.close()
-        self._bell.close()
-
-    def _open(self) -> DeadlineConnection:
-        connection = self._server.connect()
-        try:
-            kind = "" if self._exclusive else "_shared"
-            row = connection.execute(f"SELECT pg_try_advisory_lock{kind}({HUB_LOCK})").fetchone()
-            if not (row and row[0]):
-                raise ConfigError(
-                    f'the database at "{self._server.place}" is in use by another hub; for several '
-                    "hubs on one database set [cluster] secret, the same on each of them"
-                )
-            _watching.add(connection.backend)
-            connection.execute(f"LISTEN {CHANNEL}")
-            connection.add_notify_handler(self._hear)
-        except BaseException:
-            connection.close()
-            raise
-        connection.seconds = self._limits.probe
-        return connection
-
-    def _drop(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            self._server.forget_backend(connection.backend)
-            connection.close()
-
-    def _run(self) -> None:
-        while not self._ended:
-            try:
-                if self._connection is None:
-                    self._connection = self._open()
-                self._heard = False
-                self._poll()
-                self._server.note_success()
-                self._wait(self._limits.poll)
-            except Exception as error:
-                if not isinstance(error, psycopg.Error | OSError | ConfigError):
-                    # Without the watch, no statement would be tried again after a failure.
-                    log.exception("the watch of the database failed")
-                self._drop()
-                self._server.note_failure(error)
-                if not self._ended:
-                    self._drain()
-                    select.select([self._ear], [], [], self._limits.retry)
-
-    def _poll(self) -> None:
-        assert self._connection is not None
-        counters = _read_pairs(self._connection, _COUNTERS)
-        self._seen = time.monotonic()
-        self._server.note_counters(counters)
-
-    def _wait(self, seconds: float) -> None:
-        """Waits for a change by others, for a call of `wake`, or for some time."""
-        connection = self._connection
-        assert connection is not None
-        until, ear = time.monotonic() + seconds, self._ear.fileno()
-        while not (self._ended or self._heard):
-            left = until - time.monotonic()
-            if left <= 0:
-                return
-            ready, _, _ = select.select([ear, connection.fileno()], [], [], left)
-            if ear in ready:
-                self._drain()
-                return
-            if ready:
-                connection.pgconn.consume_input()
-                while (one := connection.pgconn.notifies()) is not None:
-                    self._hear_from(one.be_pid)
-
-    def _hear(self, notification: psycopg.Notify) -> None:
-        self._hear_from(notification.pid)
-
-    def _hear_from(self, backend: int) -> None:
-        if not self._server.is_own(backend):
-            self._heard = True
-
-    def _drain(self) -> None:
-        with suppress(OSError):
-            self._ear.recv(4096)
-
-
 @contextmanager
 def _lock_migrations(connection: DeadlineConnection) -> Iterator[None]:
     """A transaction that no other migration overlaps."""
     _prepare(connection, connection.seconds)
     connection.execute("SET lock_timeout = 0")
-    connection.execute("BEGIN")
+    connection.execute(BEGIN)
     try:
         connection.execute(f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK})")
         yield
@@ -827,8 +722,13 @@ def _lock_migrations(connection: DeadlineConnection) -> Iterator[None]:
         raise
 
 
-def _read_pairs(connection: DeadlineConnection, query: str) -> dict[str, int]:
-    return {str(name): int(number) for name, number in connection.execute(query).fetchall()}
+def _list_rows(cursor: psycopg.Cursor[tuple[Any, ...]]) -> list[tuple[Any, ...] | None]:
+    """Lists the first row of each of the statements that were sent together."""
+    rows = []
+    while True:
+        rows.append(cursor.fetchone() if cursor.description else None)
+        if not cursor.nextset():
+            return rows
 
 
 def _list_names(tables: StoreTables) -> Names:

@@ -26,6 +26,8 @@ WAIT_SECONDS = 2.0
 """How long a statement may take that a request waits for."""
 LONG_SECONDS = 60.0
 """For the statements of commands, such as the creation of an index."""
+IDLE = 0
+"""libpq's `PQTRANS_IDLE`; a closed connection has another status."""
 
 
 def describe_failure(url: str, error: BaseException) -> str:
@@ -57,6 +59,11 @@ async def connect_async(url: str, seconds: float = WAIT_SECONDS, **more: Any) ->
         found = await _build_classes()[1].connect(url, autocommit=True, **options)
     found.seconds = seconds
     return found  # type: ignore[no-any-return]
+
+
+def is_idle(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bool:
+    """Whether the server reports no open transaction. Only then is a connection used again."""
+    return connection.pgconn.transaction_status == IDLE
 
 
 def load_driver() -> Any:

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from dragoman.core.access import SESSION, SESSION_ENDED, ServesPrincipals, WhyEnded
 from dragoman.core.errors import HubError
+from dragoman.core.logs import STORAGE_OUTAGE
 from dragoman.core.principal import LOCAL, OWNER, SERVER, USER, WORKFLOW, Principal
 from dragoman.web.auth import API_KEY, Authenticator
 
@@ -63,7 +64,6 @@ class AccessWatch:
         self._checked = time.time()
         self._expiry = self._find_next_expiry(self._checked)
         self._again: list[asyncio.TimerHandle] = []
-        self._unreadable = False
 
     def explain_ended(self, principal: Principal) -> str:
         """Explains why a principal is no longer served; empty while it is (`WhyEnded`)."""
@@ -101,11 +101,8 @@ class AccessWatch:
             await asyncio.sleep(KEY_SECONDS)
             try:
                 self._check_keys()
-                self._unreadable = False
             except HubError as error:
-                if not self._unreadable:  # new requests are refused meanwhile
-                    log.error("%s", error)
-                self._unreadable = True
+                STORAGE_OUTAGE.note(str(error))  # new requests are refused meanwhile
             except Exception:  # the watch must go on
                 log.exception("the keys could not be checked")
 

@@ -33,7 +33,6 @@ from dragoman.core.hub import CallOptions, Hub
 from dragoman.core.logs import render_time
 from dragoman.core.ports import ADMIN
 from dragoman.core.principal import Principal
-from dragoman.core.rate_limiter import REQUEST
 from dragoman.core.structs import replace
 from dragoman.core.tool import Nowhere
 from dragoman.core.tool_filter import EVERYTHING
@@ -208,11 +207,15 @@ class Api:
                 names = tuple(unquote(name) for name in match.groups())
                 try:
                     if principal is not None and not operation.calls:
-                        charged = self.limiter.charge(principal, REQUEST, f"{method} {path}")
+                        charged = self.limiter.charge(
+                            principal, operation.charge, f"{method} {path}"
+                        )
                         if charged is not None:
                             await charged
                     if operation.admin:
                         require_admin(self._hub, principal)
+                    if len(request.body) > (most := operation.body_bytes):
+                        return build_error(413, f"the body is too large: at most {most} bytes")
                     query = decode_query(request.query)
                     return await respond(
                         ApiRequest(principal, names, request.fields, request.body, query, updates)

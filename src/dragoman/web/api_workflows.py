@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from dragoman.core.background import Work
 from dragoman.core.errors import HubError, InvalidInput
 from dragoman.core.principal import Principal
+from dragoman.core.rate_limiter import TOOL_CALL
 from dragoman.core.runs import DECISIONS, RUN_STATES
 from dragoman.web.api import (
     ApiRequest,
@@ -27,6 +28,8 @@ from dragoman.wire.http import HttpRequest
 from dragoman.wire.json import encode
 
 LIMIT, MAX_LIMIT = 50, 200
+MAX_DEFINITION = 1024 * 1024
+"""Bytes of a request with a definition."""
 _KNOWN = ("workflow", "state", "limit", "cursor")
 _EVENTS = re.compile(r"/api/runs/([0-9A-Za-z_-]{1,64})/events")
 
@@ -44,7 +47,7 @@ class WorkflowsPort(Protocol):
 
     def remove(self, principal: Principal, name: str) -> None: ...
 
-    def check(self, source: str) -> list[Rendered]: ...
+    async def check(self, principal: Principal, source: str) -> list[Rendered]: ...
 
     async def start(
         self,
@@ -87,7 +90,13 @@ class WorkflowsApi:
         found = self._port.list_workflows(request.caller)
         return build_response({"workflows": found, "total": len(found)})
 
-    @admin_route("POST /api/workflows", "Create or replace a workflow", (400,))
+    @admin_route(
+        "POST /api/workflows",
+        "Create or replace a workflow",
+        (400,),
+        charge=TOOL_CALL,
+        body_bytes=MAX_DEFINITION,
+    )
     async def _write(self, request: ApiRequest) -> ApiResponse:
         body = _parse_members(request, "name", "source")
         return build_response(
@@ -96,10 +105,17 @@ class WorkflowsApi:
             )
         )
 
-    @route("POST /api/workflows/check", "What is wrong with a definition, by line", (400,))
+    @route(
+        "POST /api/workflows/check",
+        "What is wrong with a definition, by line",
+        (400,),
+        charge=TOOL_CALL,
+        body_bytes=MAX_DEFINITION,
+    )
     async def _check(self, request: ApiRequest) -> ApiResponse:
         body = _parse_members(request, "source")
-        return build_response({"problems": self._port.check(_read_text(body, "source"))})
+        problems = await self._port.check(request.caller, _read_text(body, "source"))
+        return build_response({"problems": problems})
 
     @route("GET /api/workflows/{name}", "One workflow, with its graph and definition", (404,))
     async def _get(self, request: ApiRequest) -> ApiResponse:

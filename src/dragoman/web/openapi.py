@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from dragoman import __version__
+from dragoman.core.rate_limiter import REQUEST
+from dragoman.web.http.connection_limits import BODY_BYTES
 from dragoman.web.openapi_schemas import SCHEMAS, TEXT, Schema
 
 Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Any]])
@@ -41,6 +43,10 @@ class Operation:
     """Parameters in its query that it requires."""
     media: tuple[str, ...] = ()
     """Further media types of its response."""
+    charge: str = REQUEST
+    """The cost of a request, unless it makes a call."""
+    body_bytes: int = BODY_BYTES
+    """The largest body."""
 
     @property
     def pattern(self) -> str:
@@ -86,13 +92,27 @@ def route(
     query: Mapping[str, Schema] = NO_PARAMETERS,
     needs: tuple[str, ...] = (),
     media: tuple[str, ...] = (),
+    charge: str = REQUEST,
+    body_bytes: int = BODY_BYTES,
 ) -> Callable[[Handler], Handler]:
     """Marks a method as the handler of `where`, a method and a path. Only POST and PATCH have a
     `body`."""
     method, path = where.split(" ")
     schema = body if method in ("POST", "PATCH") else None
     operation = Operation(
-        method, path, summary, errors, schema, answer, admin, calls, query, needs, media
+        method,
+        path,
+        summary,
+        errors,
+        schema,
+        answer,
+        admin,
+        calls,
+        query,
+        needs,
+        media,
+        charge,
+        body_bytes,
     )
 
     def mark(handler: Handler) -> Handler:
@@ -109,9 +129,21 @@ def admin_route(
     body: str | None = "Object",
     query: Mapping[str, Schema] = NO_PARAMETERS,
     needs: tuple[str, ...] = (),
+    charge: str = REQUEST,
+    body_bytes: int = BODY_BYTES,
 ) -> Callable[[Handler], Handler]:
     """Like `route`, for a handler that only administrators reach: the API refuses others."""
-    return route(where, summary, (*errors, 403), body, admin=True, query=query, needs=needs)
+    return route(
+        where,
+        summary,
+        (*errors, 403),
+        body,
+        admin=True,
+        query=query,
+        needs=needs,
+        charge=charge,
+        body_bytes=body_bytes,
+    )
 
 
 def list_routes(part: object) -> Iterator[tuple[Operation, Callable[..., Awaitable[Any]]]]:

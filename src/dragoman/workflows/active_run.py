@@ -42,8 +42,11 @@ from dragoman.core.runs import (
     StepRecord,
     build_awaited,
 )
+from dragoman.core.secret_rules import Author
+from dragoman.core.secret_values import NO_SECRETS, SecretValues
 from dragoman.core.structs import replace
-from dragoman.core.taint import Origins
+from dragoman.core.taint import SECRET, LabelOrigin, Origins
+from dragoman.core.tool_identity import WORKFLOW, build_identity
 from dragoman.wire.json import encode
 from dragoman.workflows.compiled import AGENTS, CompiledStep, CompiledWorkflow
 from dragoman.workflows.machine import Plan, SettledLoops, plan_run
@@ -85,10 +88,15 @@ class ActiveRun:
         steps: Mapping[str, StepRecord],
         variables: Mapping[str, str],
     ) -> None:
-        """`variables` are the values of the environment variables that the workflow declares."""
+        """`steps` are as they were stored, without secrets; `variables` are the values of the
+        environment variables that the workflow declares."""
         self.run = run
+        """Without secrets: what it returns has references in their place."""
         self.compiled = compiled
-        self.steps = dict(steps)
+        declared = compiled.workflow.env
+        self.secrets = SecretValues(variables, declared) if declared else NO_SECRETS
+        self.steps = {path: self._restore(one) for path, one in steps.items()}
+        """With secrets: templates read them."""
         self.changed: dict[str, StepRecord] = {}
         """Records that are not stored yet."""
         self.children: list[tuple[Run, str]] = []
@@ -134,6 +142,36 @@ class ActiveRun:
         changed, quiet = self.changed, self._quiet
         self.changed, self._quiet = {}, set()
         return changed, quiet
+
+    def hide(self, record: StepRecord) -> StepRecord:
+        """The record as it is stored and shown: with references in the place of secrets."""
+        if not self.compiled.workflow.env:
+            return record
+        secrets = self.secrets
+        return replace(
+            record,
+            problem=secrets.mask(record.problem),
+            message=secrets.mask(record.message),
+            detail=secrets.seal(record.detail),
+            output=secrets.seal(record.output),
+        )
+
+    def _restore(self, record: StepRecord) -> StepRecord:
+        if not self.compiled.workflow.env:
+            return record
+        secrets = self.secrets
+        return replace(
+            record, detail=secrets.unseal(record.detail), output=secrets.unseal(record.output)
+        )
+
+    def find_leak(self, step: CompiledStep, arguments: Mapping[str, Any]) -> str:
+        """Returns a variable whose value is in the arguments, although the author of the workflow
+        has not written it there: it came with the output of another step. What the API writes is
+        not the owner's word."""
+        named = {one.path[0] for one in step.config.references if one.root == ENV and one.path}
+        if self.compiled.workflow.author is not Author.OWNER:
+            named = set()
+        return min(self.secrets.find_in(arguments) - named, default="")
 
     def abandon(self, record: StepRecord) -> None:
         """Nothing waits for the task of a step any more."""
@@ -186,8 +224,8 @@ class ActiveRun:
         self.run = replace(
             self.run,
             state=state,
-            problem=clip(problem),
-            output=output,
+            problem=clip(self.secrets.mask(problem)),
+            output=self.secrets.mask(output),
             ended_at=now,
             wake_at=0.0,
         )
@@ -477,6 +515,24 @@ class ActiveRun:
 def clip(text: str) -> str:
     """Shortens a text, and makes it one that can be stored."""
     return text[:MAX_TEXT].encode("utf-8", "replace").decode()
+
+
+def add_leak(run: Run, call: RunCall) -> Origins:
+    """The labels of a call: those of the run, and `secret` if its arguments have a value of the
+    environment that another step has returned."""
+    if not call.leaks:
+        return run.labels
+    why = f"$env.{call.leaks} in its arguments"
+    origin = LabelOrigin(build_identity(WORKFLOW, run.workflow), run.origin.trace, why)
+    return {SECRET: origin, **run.labels}
+
+
+def drop_leak(run: Run, call: RunCall, labels: Origins) -> Origins:
+    """The labels that stay with the run: the values of the environment are found in the arguments
+    of each call again."""
+    if not call.leaks or SECRET in run.labels:
+        return labels
+    return {name: origin for name, origin in labels.items() if name != SECRET}
 
 
 def find_run_of_key(key: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from dragoman.core.cluster import SINGLE_HUB, Leases
 from dragoman.core.errors import HubError, InvalidInput, StorageFailed
-from dragoman.core.logs import render_time
+from dragoman.core.logs import STORAGE_OUTAGE, render_time
 from dragoman.core.schedule_times import Timing, find_next, parse_timing
 from dragoman.core.structs import Struct, replace
 from dragoman.core.triggers import ScheduleState, TriggerStore
@@ -90,7 +90,7 @@ class WorkflowSchedules:
                     next_at = find_next(one.timing, self._clock())
                     self._save(ScheduleState(id=id, workflow=one.workflow, next_at=next_at))
         except StorageFailed as error:
-            log.error("the schedules of workflows cannot be kept: %s", error)
+            STORAGE_OUTAGE.note(f"the schedules of workflows cannot be kept: {error}")
         self._woken.set()
 
     def find_state(self, workflow: str, trigger: Trigger) -> ScheduleState | None:
@@ -105,7 +105,7 @@ class WorkflowSchedules:
                 if self._take_lease():
                     seconds = await self.start_due()
             except StorageFailed as error:
-                log.error("schedules of workflows cannot run: %s", error)
+                STORAGE_OUTAGE.note(f"schedules of workflows cannot run: {error}")
                 seconds = self._limits.retry
             try:
                 async with asyncio.timeout(seconds):

@@ -32,6 +32,7 @@ from dragoman.core.errors import (
 )
 from dragoman.core.events import ApprovalDecided
 from dragoman.core.hub import Hub
+from dragoman.core.logs import STORAGE_OUTAGE
 from dragoman.core.ports import ADMIN, AuditLog
 from dragoman.core.principal import Principal
 from dragoman.core.runs import (
@@ -373,7 +374,7 @@ class RunService:
                 found = await self._store.list_awaiting(awaited, PAGE)
                 break
             except StorageFailed as error:
-                log.error("a decision cannot be passed to its run: %s", error)
+                STORAGE_OUTAGE.note(f"a decision cannot be passed to its run: {error}")
                 await asyncio.sleep(RETRY_SECONDS)
         for run, path, _ in found:
             self._check_step(run, path)
@@ -423,7 +424,7 @@ class RunService:
                 if rescued or turn % AWAITED_TURNS == 0:
                     await self._check_awaited()
             except StorageFailed as error:
-                log.error("the runs of other hubs cannot be followed: %s", error)
+                STORAGE_OUTAGE.note(f"the runs of other hubs cannot be followed: {error}")
 
     async def _keep_pruning(self) -> None:
         """Deletes old runs, without end."""

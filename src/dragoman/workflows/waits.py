@@ -134,7 +134,7 @@ class StepWaits:
         now: float,
         limit: float,
     ) -> None:
-        run, path = active.run, record.path
+        run, path, config = active.run, record.path, active.secrets.mask(config)
         expires = config.get("expires")
         seconds = parse_duration(expires) if expires is not None else APPROVAL_SECONDS
         until = min(now + seconds, limit) if limit else now + seconds
@@ -189,7 +189,7 @@ class StepWaits:
         run, origin = active.run, active.run.origin
         if origin.depth + 1 >= self._max_depth:
             raise TooDeep(f"runs would be {origin.depth + 2} deep, and {self._max_depth} may be")
-        inputs = config.get("inputs") or {}
+        inputs = active.secrets.mask(config.get("inputs") or {})
         if not isinstance(inputs, Mapping):
             raise InvalidInput('"inputs" must be an object')
         above = replace(

@@ -10,7 +10,7 @@ import asyncio
 import base64
 import binascii
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from dragoman.a2a.config import HUB
@@ -34,6 +34,7 @@ from dragoman.core.hub import Hub
 from dragoman.core.principal import Principal
 from dragoman.core.rate_limiter import REQUEST
 from dragoman.core.structs import replace
+from dragoman.core.task_registry import TAKEN_OVER
 from dragoman.core.tasks import WAITS, is_settled
 
 DIRECT_SECONDS = 0.02
@@ -91,6 +92,10 @@ class A2aServer:
         """Takes over the tasks and webhooks of another hub that has ended."""
         await self._sender.take_over(hub)
         self._push.load()
+
+    def find_left(self, hubs: Sequence[str]) -> set[str]:
+        """Finds those of the hubs, which have ended, that still own tasks."""
+        return self.tasks.find_left(hubs)
 
     def abandon(self, hub: str) -> None:
         """Other hubs own all tasks of this one, which has another id from now on."""
@@ -176,6 +181,7 @@ class A2aServer:
                 await waiter
             finally:
                 task.waiters.remove(waiter)
+        _refuse_if_abandoned(task)
         if message := self._take_direct_reply(task):
             chosen = {operations.TASK_ID: task.id} if operations.TASK_ID in request else {}
             return {"message": message, **chosen}
@@ -199,6 +205,7 @@ class A2aServer:
         await task.until(
             lambda task: is_settled(task) or len(record.entries) > mark + 1, DIRECT_SECONDS
         )
+        _refuse_if_abandoned(task)
         if message := self._take_direct_reply(task):
             return self._track(ctx, TaskStream(None, 0, {"message": message}, 0.0))
         self.tasks.flush()  # what cannot be stored is refused, rather than a stream that breaks off
@@ -338,6 +345,12 @@ class A2aServer:
 
 
 # --- pages of tasks ---------------------------------------------------------------------------
+
+
+def _refuse_if_abandoned(task: A2aTask) -> None:
+    """Raises the error of a task that other hubs own: its state here says nothing."""
+    if task.registry is None and task.error is not None and str(task.error) == TAKEN_OVER:
+        raise task.error
 
 
 def matches_filter(task: A2aTask, request: Mapping[str, Any]) -> bool:

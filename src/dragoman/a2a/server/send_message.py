@@ -195,6 +195,7 @@ class MessageSender:
         self, ctx: RequestContext, request: Mapping[str, Any], streamed: bool, state: str
     ) -> A2aTask:
         """A task in `state`, or in INPUT_REQUIRED if the message does not say what it is for."""
+        self._hub.cluster.check_lease()
         message, router, principal = request["message"], self._router, ctx.principal
         there = router.route(ctx.agent, request, principal)
         routing.check_agent_requirements(there.facts, ctx.extensions, streamed)

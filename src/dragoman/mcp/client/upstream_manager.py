@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -13,6 +12,7 @@ import msgspec
 from dragoman.core.bus import Bus
 from dragoman.core.catalog import Catalog
 from dragoman.core.events import ClientGone, RootsChanged
+from dragoman.core.nearest_names import find_nearest
 from dragoman.core.ports import Viewer
 from dragoman.core.secret_references import render_reference
 from dragoman.core.tool import PROMPT, TOOL, Tool
@@ -215,7 +215,7 @@ class UpstreamManager:
         return upstream.stderr.read_text()
 
     def find_nearest(self, name: str) -> str | None:
-        return next(iter(difflib.get_close_matches(name, self._running, n=1)), None)
+        return find_nearest(name, self._running)
 
     def snapshot(self) -> dict[str, Any]:
         """Describes each server as `configured` and as `connected`, with the number of its tools or

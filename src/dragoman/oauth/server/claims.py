@@ -9,6 +9,7 @@ from typing import Any
 
 from dragoman.core.access import TokenRejected
 from dragoman.core.principal import USER, Principal
+from dragoman.core.safe_text import escape_line
 from dragoman.core.views import find_view_name
 from dragoman.oauth.server.config import ClaimRules
 
@@ -73,7 +74,12 @@ def build_principal(
     the token that mean this hub: a token for the address of a view is bound to that view. Raises
     `TokenRejected` if the claims do not meet the rules."""
     subject = claims.get("sub")
-    if not isinstance(subject, str) or not _TEXT.fullmatch(subject):
+    # One that a reader of the audit log or of an approval could take for another is refused.
+    if (
+        not isinstance(subject, str)
+        or not _TEXT.fullmatch(subject)
+        or escape_line(subject) != subject
+    ):
         raise TokenRejected("the token names no subject that can be used")
     for path, wanted in rules.required_claims.items():
         if not _has_value(find_claim(claims, path), wanted):

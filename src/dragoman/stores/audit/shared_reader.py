@@ -31,7 +31,7 @@ from dragoman.stores.audit.reader import (
 )
 from dragoman.stores.audit.shared_keys import read_chain_id
 from dragoman.stores.audit.shared_tables import SHADOW_MARK, clip
-from dragoman.stores.postgres_connections import connect, describe_failure, find_errors
+from dragoman.stores.postgres_connections import connect, describe_failure, find_errors, is_idle
 
 if TYPE_CHECKING:
     from dragoman.stores.postgres_connections import Connection
@@ -236,7 +236,7 @@ class SharedRecords:
         finally:
             if db is not None and not db.closed:
                 with self._lock:
-                    kept = len(self._idle) < MAX_IDLE
+                    kept = is_idle(db) and len(self._idle) < MAX_IDLE
                     if kept:
                         self._idle.append(db)
                 if not kept:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from dragoman.core.admin_audit import record_done
 from dragoman.core.backoff import Backoff
 from dragoman.core.errors import HubError
+from dragoman.core.logs import STORAGE_OUTAGE
 from dragoman.stores.audit.log import SqliteAuditLog
 from dragoman.stores.audit.shared_copy import LOCAL_ERRORS, ChainCopier
 from dragoman.stores.audit.shared_keys import ChainKeys
@@ -26,6 +27,7 @@ from dragoman.stores.postgres_connections import (
     connect_async,
     describe_failure,
     find_errors,
+    is_idle,
 )
 
 if TYPE_CHECKING:
@@ -152,7 +154,9 @@ class AuditShipper:
         return self._limits.look_seconds
 
     async def _connect(self) -> AsyncConnection:
-        if self._db is None or self._db.closed:
+        if self._db is not None and not is_idle(self._db):
+            await self._disconnect()
+        if self._db is None:
             self._db = await connect_async(self._url)
             self._seen_commits = -1
             await self._copier.align(self._db)
@@ -182,16 +186,12 @@ class AuditShipper:
 
     def _note_success(self) -> None:
         self._backoff.reset()
-        if self._failed:
-            log.info("the audit log is copied to the database again")
-            self._failed = ""
+        self._failed = ""
 
     async def _note_failure(self, error: BaseException) -> float:
         await self._disconnect()
-        if not self._failed:
-            log.warning(
-                "the audit log is not copied for now, its entries are kept in the home: %s",
-                describe_failure(self._url, error),
-            )
         self._failed = describe_failure(self._url, error)
+        STORAGE_OUTAGE.note(
+            f"the audit log is not copied for now, its entries are kept in the home: {self._failed}"
+        )
         return self._backoff.next_delay()
