@@ -147,7 +147,7 @@ async def test_store_that_cannot_be_written_is_tried_again(tmp_path: Path) -> No
         while not store._is_failing:
             await asyncio.sleep(0.002)
     assert await read(store, name("3")) == say("3")
-    with pytest.raises(StorageFailed):  # whether there is one cannot be told
+    with pytest.raises(StorageFailed):  # there may be one
         await store.find(name("1"))
     (tmp_path / "agents.db").rmdir()
     await settle(store)  # by itself

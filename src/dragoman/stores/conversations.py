@@ -150,7 +150,7 @@ class DatabaseConversations:
 
     async def find(self, key: ConversationKey, known: float = NEVER) -> StoredConversation | None:
         """Finds a conversation; None if there is none, or only the version `known`. Raises
-        `StorageFailed` if that cannot be told."""
+        `StorageFailed`: what cannot be read is not empty."""
         if not self.is_shared:
             with self._lock:
                 if (turns := self._turns.get(key)) is not None:
