@@ -237,7 +237,7 @@ LIFECYCLE = {
 # and files belong to the linear engine of `guards.validate`.
 PATTERNS: dict[str, str] = {
     "dragoman.a2a.protocol.dialects.operations": "the paths of the dialects",
-    "dragoman.agents.models.script": "manifests of the owner; those of spawned agents have plain text",
+    "dragoman.agents.models.script": "manifests of the owner; spawned agents have plain text",
     "dragoman.core.text_search": "a table beside it",
     "dragoman.guards.detectors": "a table beside it",
     "dragoman.stores.postgres_sql": "tables beside it",
