@@ -77,7 +77,7 @@ async def test_issuer_is_asked_once_for_all_that_ask(rig: Rig) -> None:
     found = await asyncio.gather(*(rig.find("token") for _ in range(50)))
     assert set(found) == {Principal("user", "opaque/ann")} and rig.asked == 1
     known = rig.tokens.find("token")
-    assert isinstance(known, Principal) and known.scopes == ("a", "b") and rig.asked == 1
+    assert isinstance(known, Principal) and known.scopes == ("a", "b", "call") and rig.asked == 1
     assert "token" not in known.credential
 
 
