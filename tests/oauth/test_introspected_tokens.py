@@ -13,6 +13,7 @@ from tests.peers.identity_provider import HUB, IdentityProvider, run_identity_pr
 from dragoman.core.access import SETTINGS_CHANGED, TOKEN_EXPIRED, TokenRejected
 from dragoman.core.errors import ConfigError, HubError, Overloaded, Unreachable
 from dragoman.core.principal import Principal
+from dragoman.core.secret_rules import SecretUse
 from dragoman.net.client import OutboundHttp
 from dragoman.oauth.server import introspection
 from dragoman.oauth.server.config import IntrospectionSettings
@@ -23,9 +24,9 @@ pytestmark = pytest.mark.promise("O1", "U4")
 SOON = 10.0
 
 
-async def resolve(reference: str, owner: str) -> str:
+async def resolve(reference: str, use: SecretUse) -> str:
     if reference != "env:HUB_SECRET":
-        raise ConfigError(f"{owner} needs another variable")
+        raise ConfigError(f"{use.purpose} needs another variable")
     return "s&cret"
 
 

@@ -124,10 +124,9 @@ def build_app(
     registered, skill_table = RegisteredAgents(), SkillTable()
     cluster, member = _build_cluster(home, live)
     with contextlib.ExitStack() as undo:  # this process may try again
-        stores = build_stores(home, config, live.secrets, member.mark)
+        fence = cluster.hubs.fence if cluster else None
+        stores = build_stores(home, config, live.secrets, member.mark, fence)
         undo.callback(stores.close)
-        if cluster is not None and not isinstance(stores.place, Path):
-            stores.place.fence = cluster.hubs.fence
         key, share = _share_audit(home, stores, cluster)
         store_watch = StoreWatch(stores, home / config.policy.folder)
         auth = build_auth(mode, live, stores, net, api_key)
