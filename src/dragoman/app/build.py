@@ -124,8 +124,7 @@ def build_app(
     registered, skill_table = RegisteredAgents(), SkillTable()
     cluster, member = _build_cluster(home, live)
     with contextlib.ExitStack() as undo:  # this process may try again
-        fence = cluster.hubs.fence if cluster else None
-        stores = build_stores(home, config, live.secrets, member.mark, fence)
+        stores = build_stores(home, config, live.secrets, member.mark, cluster and cluster.hubs.fence)
         undo.callback(stores.close)
         key, share = _share_audit(home, stores, cluster)
         store_watch = StoreWatch(stores, home / config.policy.folder)
