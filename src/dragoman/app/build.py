@@ -154,8 +154,7 @@ def build_app(
         hub, touch, review_card = guards.hub, guards.policies.touch, catalogs.pins.review_card
         mcp = build_mcp(live, hub, key, clients, cluster)
         granted = GrantedTools(guards.hub, guards.chains, guards.granted, DOOR)
-        meter = build_meter(live, stores.usage, profiles)
-        runner = find_command_runner(home, live)
+        meter, runner = build_meter(live, stores.usage, profiles), find_command_runner(home, live)
         note_skills = partial(_note_skills, store_watch, live, skill_table, touch)
         skills = build_skills(
             home, live, skill_table, catalogs, runner, local, registered, note_skills
