@@ -11,9 +11,9 @@ from dragoman.app.build_workflows import LazyWorkflows, WorkflowParts
 from dragoman.core.admin_audit import record_done
 from dragoman.core.errors import NotFound
 from dragoman.core.logs import render_time
-from dragoman.core.ports import ADMIN
 from dragoman.core.principal import Principal
 from dragoman.core.runs import ENDED, PENDING, RUNNING, SKIPPED, WAITING, Run, StepRecord
+from dragoman.core.scopes import WORKFLOWS
 from dragoman.core.secret_rules import find_author
 from dragoman.core.tool import Tool
 
@@ -31,7 +31,7 @@ class WorkflowsView:
     # --- workflows -------------------------------------------------------------------------------
 
     def list_workflows(self, principal: Principal) -> list[dict[str, Any]]:
-        parts = self._lazy.find()
+        parts = self._lazy.find_loaded()
         if parts is None:
             return []
         from dragoman.workflows.describe import describe_file
@@ -103,7 +103,7 @@ class WorkflowsView:
         limit: int,
         cursor: str,
     ) -> tuple[list[dict[str, Any]], str]:
-        parts = self._lazy.find()
+        parts = self._lazy.find_loaded()
         if parts is None:
             return [], ""
         found, following = await parts.service.list_runs(principal, workflow, states, limit, cursor)
@@ -149,7 +149,7 @@ class WorkflowsView:
     # --- who may see what ------------------------------------------------------------------------
 
     def _require(self, name: str) -> WorkflowParts:
-        if (parts := self._lazy.find()) is None:
+        if (parts := self._lazy.find_loaded()) is None:
             raise NotFound(f'there is no workflow "{name[:80]}"')
         return parts
 
@@ -164,12 +164,12 @@ class WorkflowsView:
         return parts
 
     def _require_runs(self, id: str) -> WorkflowParts:
-        if (parts := self._lazy.find()) is None:
+        if (parts := self._lazy.find_loaded()) is None:
             raise NotFound(f'there is no run "{id[:64]}"')
         return parts
 
     def _is_admin(self, principal: Principal) -> bool:
-        return self._lazy.hub.authorizer.decide_action(principal, ADMIN).allowed
+        return self._lazy.hub.authorizer.decide_action(principal, WORKFLOWS).allowed
 
     def _may_list(self, principal: Principal, parts: WorkflowParts, workflow: Workflow) -> bool:
         tool: Tool = parts.tools.build_tool(workflow)
