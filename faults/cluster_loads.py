@@ -10,6 +10,7 @@ import json
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -85,6 +86,8 @@ class Load:
         self.rig, self.number = rig, number
         self.answered = 0
         self.made = 0
+        self.effective: list[str] = []
+        """The keys of answered calls, each of which must have had its effect."""
 
     @property
     def outcome(self) -> Outcome:
@@ -123,6 +126,7 @@ class SessionCalls(Load):
             return
         if "result" in answer and not answer["result"].get("isError"):
             self.answered += 1
+            self.effective.append(key)
         elif "session not found" in json.dumps(answer):
             self.outcome.fail(f"a session was lost: {answer}")
             self.session = None
@@ -144,15 +148,21 @@ class PlainCalls(Load):
             return
         if "result" in answer and not answer["result"].get("isError"):
             self.answered += 1
+            self.effective.append(key)
         else:
             self.outcome.count("calls that failed with their hub")
 
-    def judge(self) -> None:
-        """No call of any client, and no step of a run, was made twice."""
-        begun = [one["key"] for one in read_log(self.rig.log) if one.get("event") == "started"]
-        for key, times in Counter(begun).items():
-            self.outcome.check(times == 1, f"call {key} was made {times} times")
-        self.outcome.figures["calls with an effect"] = len(begun)
+
+def judge_effects(rig: Rig, loads: Sequence[Load]) -> None:
+    """No call of any client, and no step of a run, was made twice; each answered one was made."""
+    begun = Counter(one["key"] for one in read_log(rig.log) if one.get("event") == "started")
+    for key, times in begun.items():
+        rig.outcome.check(times == 1, f"call {key} was made {times} times")
+    answered = [key for load in loads for key in load.effective]
+    for key in answered:
+        rig.outcome.check(key in begun, f"call {key} was answered and has no effect")
+    rig.outcome.figures["calls with an effect"] = begun.total()
+    rig.outcome.figures["of them answered to clients"] = len(answered)
 
 
 class ResponseStreams(Load):
@@ -459,9 +469,14 @@ class Runs(Load):
 
     OPEN = "queued,running,waiting,needs_decision"
 
+    def __init__(self, rig: Rig, number: int) -> None:
+        super().__init__(rig, number)
+        self.runs: list[str] = []
+        """Acknowledged."""
+
     def work(self, key: str) -> None:
         try:
-            self.rig.post("/api/workflows/four/run", {})["run"]["id"]
+            self.runs.append(self.rig.post("/api/workflows/four/run", {})["run"]["id"])
             self.answered += 1
             self._decide()
         except BROKEN:
@@ -488,7 +503,11 @@ class Runs(Load):
             rows = database.execute("SELECT state, count(*) FROM dragoman.runs GROUP BY state")
             states = {str(state): int(count) for state, count in rows.fetchall()}
         self.outcome.check(set(states) <= {"completed"}, f"runs have not ended well: {states}")
+        for id in self.runs:
+            state = self.rig.get(f"/api/runs/{id}").get("run", {}).get("state")
+            self.outcome.check(state == "completed", f"acknowledged run {id} is {state}")
         self.outcome.figures["runs"] = sum(states.values())
+        self.outcome.figures["of them acknowledged to clients"] = len(self.runs)
 
 
 class Schedules(Load):

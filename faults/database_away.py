@@ -7,13 +7,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
+from uuid import uuid4
 
 from tests.live.a2a_hub import SEND, V10, a2a_config, agents_env
 from tests.live.cluster_rig import Cluster, run_cluster
 from tests.live.conftest import RunningHub
 from tests.peers import wire
 from tests.peers.postgres_server import PostgresPeer, create_database, run_peer
-from tests.peers.process import server_entry
+from tests.peers.process import read_log, server_entry
 
 from faults.harness import Outcome, temporary_home, until
 
@@ -32,13 +33,15 @@ class DatabaseCallers:
         self.slowest: tuple[float, str] = (0.0, "")
         self.answers: Counter[str] = Counter()
         self.lost: list[str] = []
+        self.made: list[str] = []
+        """The keys of answered calls."""
         first, second = cluster.hubs
         owned = wire.Session(first.mcp_url, headers=cluster.headers)
         forwarded = wire.Session(first.mcp_url, headers=cluster.headers)
         forwarded.url = second.mcp_url
         kinds: dict[str, Callable[[], bool]] = {
-            "calls": lambda: call_add(owned),
-            "forwarded calls": lambda: call_add(forwarded),
+            "calls": lambda: self._call(owned),
+            "forwarded calls": lambda: self._call(forwarded),
             "messages": lambda: send_message(second),
             "health": lambda: wire.get(f"{first.url}/healthz", timeout=PATIENCE).status == 200,
         }
@@ -56,6 +59,13 @@ class DatabaseCallers:
         for one in self._threads:
             one.join(2 * PATIENCE)
 
+    def _call(self, session: wire.Session) -> bool:
+        key = uuid4().hex
+        is_served = call_with_effect(session, key)
+        if is_served:
+            self.made.append(key)
+        return is_served
+
     def _repeat(self, kind: str, ask: Callable[[], bool]) -> None:
         while not self._over.wait(0.02):
             begun = time.monotonic()
@@ -70,8 +80,8 @@ class DatabaseCallers:
                 self.answers[f"{kind} {word}"] += 1
 
 
-def call_add(session: wire.Session) -> bool:
-    params = {"name": "mcp_new_add", "arguments": {"a": 1, "b": 1}}
+def call_with_effect(session: wire.Session, key: str) -> bool:
+    params = {"name": "new.slow", "arguments": {"seconds": 0, "key": key}}
     answer: dict[str, Any] = session.request("tools/call", params, timeout=PATIENCE)
     return "result" in answer and not answer["result"].get("isError")
 
@@ -94,18 +104,22 @@ def lose_in_each_way(
     ways: Sequence[str], seconds: float, outcome: Outcome, slack: float = 0.0
 ) -> None:
     """`slack` are the seconds by which a busy machine may be late."""
-    servers = [server_entry("new", "sdk_server", "--era", "modern")]
-    with (
-        run_peer() as peer,
-        temporary_home() as gates,
-        run_cluster(
-            2, servers, a2a_config(), agents_env(gates), create_database(peer.url)
-        ) as cluster,
-    ):
-        for hub in cluster.hubs:
-            hub.wait_connected("new")
-        for way in ways:
-            _lose_once(way, peer, cluster, seconds, slack, outcome)
+    with run_peer() as peer, temporary_home() as gates:
+        log = gates / "effects"
+        servers = [server_entry("new", "sdk_server", "--era", "modern", "--log", log)]
+        database = create_database(peer.url)
+        made: list[str] = []
+        with run_cluster(2, servers, a2a_config(), agents_env(gates), database) as cluster:
+            for hub in cluster.hubs:
+                hub.wait_connected("new")
+            for way in ways:
+                made += _lose_once(way, peer, cluster, seconds, slack, outcome)
+        effects = Counter(one["key"] for one in read_log(log) if one.get("event") == "started")
+        outcome.check(all(effects[key] == 1 for key in made), "an answered call has no effect")
+        twice = [key for key, count in effects.items() if count > 1]
+        outcome.check(not twice, f"calls were made twice: {twice[:3]}")
+        outcome.figures["effects"] = len(effects)
+        outcome.figures["of them answered"] = len(made)
 
 
 def _lose_once(
@@ -115,7 +129,8 @@ def _lose_once(
     seconds: float,
     slack: float,
     outcome: Outcome,
-) -> None:
+) -> list[str]:
+    """Returns the keys of the calls that were answered."""
     before = list_ids(cluster)
     with DatabaseCallers(cluster) as callers:
         if way == "paused":
@@ -148,6 +163,7 @@ def _lose_once(
     outcome.figures[f"{way}: recovered after, s"] = round(took, 2)
     for name, count in sorted(served.items()):
         outcome.figures[f"{way}: {name}"] = count
+    return callers.made
 
 
 def is_ready(hub: RunningHub) -> bool:

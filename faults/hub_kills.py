@@ -92,6 +92,7 @@ class _Killer:
                 thread.join(3 * loads.ANSWER_SECONDS)
         for one in self._loads:
             one.judge()
+        loads.judge_effects(self._rig, self._loads)
         self._rig.outcome.figures["kills"] = kills
 
     def _replace(self, number: int) -> None:

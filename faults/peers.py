@@ -11,6 +11,7 @@ import random
 import signal
 import statistics
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from tests.live.bridge_fixture import external
@@ -50,6 +51,10 @@ def call_over_api(hub: RunningHub, tool: str, seconds: float) -> tuple[int, floa
     return status, time.monotonic() - begun
 
 
+def find_p99(took: Sequence[float]) -> float:
+    return sorted(took)[len(took) * 99 // 100]
+
+
 def usual_seconds(hub: RunningHub) -> float:
     """The duration of a call without misbehaving peers."""
     return statistics.median(call_over_api(hub, "r.echo", 20)[1] for _ in range(30))
@@ -58,6 +63,8 @@ def usual_seconds(hub: RunningHub) -> float:
 def judge_neighbour(neighbour: BackgroundCaller, usual: float, outcome: Outcome) -> None:
     outcome.figures["calls of the neighbour"] = neighbour.good
     outcome.figures["their median, ms"] = round(1000 * statistics.median(neighbour.took))
+    outcome.figures["their p99, ms"] = round(1000 * find_p99(neighbour.took))
+    outcome.figures["a usual one, ms"] = round(1000 * usual)
     outcome.check(not neighbour.bad, f"the neighbour met {neighbour.bad[:2]}")
     outcome.check(neighbour.good > 0, "the neighbour was not served")
     most = 0.1 + 10 * usual

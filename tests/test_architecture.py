@@ -160,6 +160,13 @@ HOMES: dict[str, set[str]] = {
     "uvloop": {"dragoman.app.process", "dragoman.mcp.relay"},
     "webauthn": {"dragoman.oauth.authority"},
     "yaml": {"dragoman.workflows.yaml_reader"},
+    # To compare two texts takes the product of their lengths: each of these bounds both.
+    "difflib": {
+        "dragoman.core.nearest_names",
+        "dragoman.pins.diff",
+        "dragoman.a2a.remote.registry_view",
+        "dragoman.cli",
+    },
     "sqlite3": {"dragoman.stores"},
     "urllib.request": {"dragoman.net", "dragoman.cli"},
     "http.client": {"dragoman.net", "dragoman.cli"},
@@ -172,6 +179,32 @@ TASK_HOME = "dragoman.core.background"
 REVISION_HOME, DIALECT_HOME = "dragoman.mcp.protocol", "dragoman.a2a.protocol.dialects"
 """The only packages that compare an MCP revision, and an A2A version or dialect: other code asks
 for a named capability."""
+
+SECRET_READERS = {
+    "resolve_local", "resolve_to_send", "expand", "expand_to_send", "_resolve_secret",
+}  # fmt: skip
+"""The methods of `SecretResolver`, and the ports to it; `resolve` besides, which paths have too."""
+OWNER_SOURCES = {  # modules that may say of a reference that the owner wrote it, and where it was
+    "dragoman.agents.model_factory",  # a manifest
+    "dragoman.app.build_agents",  # [[a2a.external_agents]]
+    "dragoman.app.build_redis",  # [redis]
+    "dragoman.app.build_secrets",  # api_key
+    "dragoman.app.build_telemetry",  # [otel]
+    "dragoman.app.build_tools",  # [tools]
+    "dragoman.app.build_workflows",  # [workflows], and a definition equal to a file of the owner
+    "dragoman.cli.workflows",  # the command line
+    "dragoman.core.secret_rules",
+    "dragoman.core.shared_settings",  # [store], [cluster]
+    "dragoman.oauth.authority.oidc",  # [auth.server.oidc]
+    "dragoman.oauth.client.grants",  # the oauth settings of a server or agent
+    "dragoman.oauth.server.introspection",  # [auth.introspection]
+    "dragoman.stores.database",  # [store]
+    "dragoman.web.api_servers",  # compares: the owner's own session
+    "dragoman.workflows.active_run",  # compares
+    "dragoman.workflows.authorship",  # compares
+    "dragoman.workflows.folder",  # a file without the mark of the API
+    "dragoman.workflows.runner",  # compares
+}
 
 # Fields of `app` that a lifecycle changes after its object is built, as `Class.field`.
 LIFECYCLE = {
@@ -198,6 +231,25 @@ LIFECYCLE = {
     "Worker.process",
     "StoreWatch._unwritten",
 }
+
+# Modules that make a regular expression of something other than constants, and why no text from
+# outside can make it take long. Python's engine backtracks: patterns of servers, callers, models
+# and files belong to the linear engine of `guards.validate`.
+PATTERNS: dict[str, str] = {
+    "dragoman.a2a.protocol.dialects.operations": "the paths of the dialects",
+    "dragoman.agents.models.script": "manifests of the owner; spawned agents have plain text",
+    "dragoman.core.text_search": "a table beside it",
+    "dragoman.guards.detectors": "a table beside it",
+    "dragoman.stores.postgres_sql": "tables beside it",
+    "dragoman.web.api": "the paths of the operations, escaped",
+    "dragoman.web.console.screens": "the paths of the screens, escaped",
+    "dragoman.web.events": "a glob, whose translation does not backtrack",
+    "dragoman.core.secret_values": "values and names of variables, escaped: alternatives of text",
+    "dragoman.workflows.json_schema": "schemas of definitions; those of inputs have no patterns",
+}
+_MAKES_PATTERN = {
+    "compile", "search", "match", "fullmatch", "split", "findall", "finditer", "sub", "subn",
+}  # fmt: skip
 
 # How often a file still breaks a rule. An entry that is higher than what is found is stale, and
 # fails too.
@@ -371,10 +423,80 @@ def _find_late_wiring(module: str, tree: ast.Module) -> Iterator[int]:
             yield node.lineno
 
 
+def _find_unnamed_uses(module: str, tree: ast.Module) -> Iterator[int]:
+    """Every call that reads a secret says by a `SecretUse` who wrote the reference."""
+    if module == "dragoman.core.secret_references":
+        return
+    for node in _list_nodes(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        reader, given = node.func, node.args
+        if getattr(reader, "id", "") == "partial" and given:
+            reader, given = given[0], given[1:]
+        name = getattr(reader, "attr", "")
+        is_reader = name in SECRET_READERS or (name == "resolve" and bool(given))
+        uses = [one.value for one in node.keywords if one.arg == "use"] or given[1:2]
+        if is_reader and not any(map(_is_secret_use, uses)):
+            yield node.lineno
+
+
+def _is_secret_use(node: ast.expr) -> bool:
+    called = node.func if isinstance(node, ast.Call) else node
+    name = str(getattr(called, "id", getattr(called, "attr", "")))
+    return name == "SecretUse" or name.lower().endswith("use")
+
+
+def _find_claimed_owners(module: str, tree: ast.Module) -> Iterator[int]:
+    for node in _list_nodes(tree):
+        is_author = isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "Author"
+        if is_author and getattr(node, "attr", "") == "OWNER" and module not in OWNER_SOURCES:
+            yield getattr(node, "lineno", 0)
+
+
+def _is_own_pattern(node: ast.expr) -> bool:
+    """Whether a pattern is made of literals, constants and escaped text only."""
+    if isinstance(node, ast.Constant):
+        return True
+    if isinstance(node, ast.Name | ast.Attribute):
+        name = node.id if isinstance(node, ast.Name) else node.attr
+        return name.isupper()
+    if isinstance(node, ast.JoinedStr):
+        return all(map(_is_own_pattern, node.values))
+    if isinstance(node, ast.FormattedValue):
+        return _is_own_pattern(node.value)
+    if isinstance(node, ast.BinOp):
+        return _is_own_pattern(node.left) and _is_own_pattern(node.right)
+    if isinstance(node, ast.Call):
+        words = ast.unparse(node.func)
+        if words == "re.escape":
+            return True
+        return words.endswith(".join") and all(map(_is_own_pattern, node.args))
+    return False
+
+
+def _find_patterns(module: str, tree: ast.Module) -> Iterator[int]:
+    if module in PATTERNS or _is_within(module, "dragoman.cli"):
+        return  # commands read the files and the answers of the user who runs them
+    for node in _list_nodes(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == "re":
+            yield node.lineno
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in _MAKES_PATTERN
+            and ast.unparse(node.func.value) == "re"
+            and not (node.args and _is_own_pattern(node.args[0]))
+        ):
+            yield node.lineno
+
+
 RULES: dict[str, tuple[str, Callable[[str, ast.Module], Iterator[int]]]] = {
     "revisions": ("compares an MCP revision: ask mcp.protocol for a capability", _find_revisions),
     "dialects": ("compares an A2A version: ask the dialect for a capability", _find_dialects),
     "tasks": ("starts a task itself: use core.background", _find_tasks),
+    "secrets": ("reads a secret without saying who wrote the reference", _find_unnamed_uses),
+    "owners": ("says that the owner wrote a reference: see OWNER_SOURCES", _find_claimed_owners),
+    "patterns": ("makes a regular expression of what may be text of others", _find_patterns),
     "wiring": (
         "sets an attribute after construction: pass it to the constructor",
         _find_late_wiring,
@@ -504,6 +626,11 @@ PLANTED = {
     "a task by the loop": ("core/x.py", "def f(loop):\n    loop.create_task(g())"),
     "a task by a future": ("mcp/x.py", "import asyncio\nasyncio.ensure_future(f())"),
     "a task by name": ("net/x.py", "from asyncio import create_task"),
+    "a pattern of a caller": ("web/x.py", "import re\ndef f(text):\n    re.search(text, 'x')"),
+    "a pattern of a server": ("mcp/x.py", "import re\nx = re.compile(schema['pattern'])"),
+    "a pattern in a template": ("guards/x.py", "import re\nx = re.compile(rf'^{name}$')"),
+    "a pattern by name": ("net/x.py", "from re import compile"),
+    "names compared at any length": ("web/x.py", "import difflib"),
     "a revision compared": ("mcp/server/x.py", "if client.revision >= R2511: pass"),
     "a revision among some": ("mcp/client/x.py", "x = r in (R2024, R2503)"),
     "a revision by its date": ("mcp/server/x.py", 'x = y == "2025-11-25"'),
@@ -523,6 +650,11 @@ PLANTED = {
         "app/x.py",
         "class A:\n    def join(self, hub):\n        self.hub = hub",
     ),
+    "a secret without its writer": ("web/x.py", 'secrets.resolve(reference, "server")'),
+    "a secret without a use": ("mcp/x.py", "secrets.expand_to_send(text)"),
+    "a port without a use": ("oauth/x.py", 'self._resolve_secret(one, "[auth]")'),
+    "a partial without a use": ("app/x.py", 'partial(secrets.expand_to_send, owner="x")'),
+    "the owner claimed elsewhere": ("web/x.py", "use = SecretUse(Author.OWNER, 'x')"),
     "a field set by a function": ("app/policy_admin/x.py", "def f(self):\n    self.hub = 1"),
 }
 
@@ -534,6 +666,9 @@ def test_a_planted_violation_is_found(sin: str) -> None:
 
 
 ALLOWED = {
+    "a secret with its writer": ("web/x.py", "secrets.resolve(one, SecretUse(author, 'x'))"),
+    "a secret with a use": ("app/x.py", "partial(secrets.expand, use=build_use(one))"),
+    "a path resolved": ("web/x.py", "path.resolve(strict=True)"),
     "core uses itself": ("core/x.py", "import asyncio\nfrom dragoman.core.call import Call"),
     "wire uses its codec": ("wire/x.py", "import msgspec\nfrom dragoman.wire.json import decode"),
     "processes uses core": ("processes/x.py", "from dragoman.core.errors import Unreachable"),
@@ -569,6 +704,11 @@ ALLOWED = {
     "the home of revisions": ("mcp/protocol/x.py", "x = revision >= R2511"),
     "the home of dialects": ("a2a/protocol/dialects/x.py", "x = version == V10"),
     "the home of tasks": ("core/background.py", "import asyncio\nasyncio.create_task(f())"),
+    "a pattern of constants": (
+        "web/x.py",
+        "import re\nA = re.compile(rf'{B}+' + C, re.I)\nD = re.search(re.escape(name), text)",
+    ),
+    "names compared in bounds": ("core/nearest_names.py", "from difflib import SequenceMatcher"),
     "a constructor": (
         "app/x.py",
         "class A:\n    def __init__(self):\n        self.a, self.b = 1, 2",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import tomllib
 from collections import Counter
@@ -29,6 +28,7 @@ from dragoman.config_layers import (
 )
 from dragoman.core.environment import read_environment
 from dragoman.core.errors import ConfigError
+from dragoman.core.nearest_names import find_nearest
 from dragoman.core.secret_references import is_reference
 from dragoman.core.shared_settings import check_advertise, check_database_url, parse_listen
 from dragoman.core.tool_identity import BUILTIN, WORKFLOW, fold_server_name
@@ -70,6 +70,14 @@ RENAMED_VALUES: Sequence[tuple[tuple[str, ...], Mapping[str, str]]] = (
     (("a2a", "external_agents", "*", "wire"), RENAMED_WIRES),
 )
 """Settings with former values and their replacements; `*` stands for every entry."""
+RETIRED: Mapping[tuple[str, str], str] = {
+    ("workflows", "database"): (
+        "runs are stored where [store] url stores everything else. Remove it; to keep the runs, "
+        "run: dragoman store copy URL, with the address of that database, whose runs stay, and "
+        "then set [store] url to it"
+    ),
+}
+"""Settings that are gone, and what to do."""
 
 
 class LogSettings(Struct, frozen=True, kw_only=True):
@@ -114,8 +122,8 @@ class SecretSettings(Struct, frozen=True, kw_only=True):
         list[Annotated[str, Meta(pattern="^(env|file|keyring):.+$", max_length=500)]],
         Meta(
             max_length=1_000,
-            description="Globs of the references to secrets that agents registered by the API or "
-            'the command line may use, besides those of [bridge]: "env:GITHUB_*", '
+            description="Globs of the references to secrets that agents, servers and workflows "
+            'written by the API may use, besides those of [bridge]: "env:GITHUB_*", '
             '"file:tokens/*", "keyring:dragoman/*".',
         ),
     ] = []
@@ -234,6 +242,7 @@ def _parse(
         raise ConfigError(f"{name} is not valid TOML: {error}") from None
     except RecursionError:
         raise ConfigError(f"{name} is nested too deeply") from None
+    _refuse_retired(raw, name, environ)
     source = ConfigSource(text, name, raw, merge_layers(raw, Config, environ, given))
     for path, renamed in RENAMED_VALUES:
         _replace_renamed(raw, path, (), renamed, source)
@@ -253,6 +262,14 @@ def _parse(
         where = source.locate(("tools", "search_url"))
         _check_url(config.tools.search_url, "web_search", where)
     return config, source
+
+
+def _refuse_retired(raw: Mapping[str, Any], name: str, environ: Mapping[str, str]) -> None:
+    for (section, key), remedy in RETIRED.items():
+        table, variable = raw.get(section), f"DRAGOMAN_{section}__{key}".upper()
+        where = name if isinstance(table, dict) and key in table else ""
+        if where := where or (variable if variable in environ else ""):
+            raise ConfigError(f"{where}: [{section}] {key} is not a setting any more: {remedy}")
 
 
 def _replace_renamed(
@@ -539,8 +556,8 @@ def check_view_name(name: str, config: Config, where: str) -> None:
     names = [view.name for view in config.views]
     if name in names:
         return
-    near = difflib.get_close_matches(name, names, n=1)
-    hint = f'did you mean "{near[0]}"?' if near else f"known: {', '.join(names) or 'none'}"
+    near = find_nearest(name, names)
+    hint = f'did you mean "{near}"?' if near else f"known: {', '.join(names) or 'none'}"
     raise ConfigError(f'{where}: there is no view "{name[:100]}" in [[views]]; {hint}')
 
 
@@ -608,7 +625,7 @@ def _check_shared(config: Config, source: ConfigSource) -> None:
 
 def holds_secrets(config: Config) -> bool:
     """Whether the file holds secrets itself, and not only references to them."""
-    urls = config.store.url, config.redis.url, config.workflows.database
+    urls = config.store.url, config.redis.url
     found = [config.cluster.secret, *filter(_has_password, urls)]
     literal = any(one is not None and not is_reference(one) for one in found)
     return literal or config.api_key is not None
@@ -704,9 +721,9 @@ def _refuse_unknown(
 def _render_unknown(
     key: str, known: list[str], at: SettingPath, source: ConfigSource, fields: Mapping[str, Any]
 ) -> str:
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    near = find_nearest(key, known, cutoff=0.5)
     table = f"in {_render_table(at)}" if at else "at the top of the file"
-    hint = f'did you mean "{near[0]}"?' if near else f"known here: {', '.join(sorted(known))}"
+    hint = f'did you mean "{near}"?' if near else f"known here: {', '.join(sorted(known))}"
     hint = _hint_below(key, at, fields) or hint
     return f'{source.locate((*at, key))}: unknown key "{key}" {table}; {hint}'
 
@@ -723,8 +740,8 @@ def _hint_below(key: str, at: SettingPath, fields: Mapping[str, Any]) -> str:
     }
     if key in below:
         return f'"{key}" belongs below {below[key]}'
-    near = difflib.get_close_matches(key, below, n=1, cutoff=0.8)
-    return f'did you mean "{near[0]}", which belongs below {below[near[0]]}?' if near else ""
+    near = find_nearest(key, below, cutoff=0.8)
+    return f'did you mean "{near}", which belongs below {below[near]}?' if near else ""
 
 
 def _render_table(at: SettingPath) -> str:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from dragoman.core.errors import ConfigError
+from dragoman.core.nearest_names import find_nearest
 
 Step = str | int
 Path = tuple[Step, ...]
@@ -156,9 +156,9 @@ def _find_field(name: str, steps: list[str], at: int, structs: list[type[Struct]
     if step.isupper() and step.lower() in known:
         return known[step.lower()]
     upper = [one.upper() for one in known]
-    near = difflib.get_close_matches(step.upper(), upper, n=1, cutoff=0.5)
+    near = find_nearest(step.upper(), upper, cutoff=0.5)
     if near:
-        hint = f"did you mean {PREFIX}{'__'.join([*steps[:at], near[0], *steps[at + 1 :]])}?"
+        hint = f"did you mean {PREFIX}{'__'.join([*steps[:at], near, *steps[at + 1 :]])}?"
     else:
         hint = f"known there: {', '.join(sorted(upper))}"
     raise ConfigError(f'environment variable {name}: unknown setting "{step.lower()}"; {hint}')

@@ -116,6 +116,7 @@ class AgentStores:
     registry: RegistryStore
     tasks: MemoryTaskStore
     clock: SteadyClock
+    conversations: None = None
 
 
 class RegistryRig:

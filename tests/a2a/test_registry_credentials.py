@@ -13,16 +13,18 @@ from tests.a2a.registry_fixture import external, permit_all, run_changeable_agen
 from tests.permissive_hub import call_tool
 
 from dragoman.a2a.config import ExternalAgent
-from dragoman.a2a.remote.credentials import AgentCredentials, ReferenceRules
+from dragoman.a2a.remote.credentials import AgentCredentials
 from dragoman.a2a.remote.registration import create_registration, encode_registration
 from dragoman.core.errors import ConfigError, InvalidInput
 from dragoman.core.principal import OWNER
 from dragoman.core.secret_references import SecretResolver
+from dragoman.core.secret_rules import Author, ReferenceRules, SecretUse
 from dragoman.stores.registry import RegistryStore
 
 pytestmark = pytest.mark.promise("R10")
 
 SECRET = "s3cret-value"
+BY_API = SecretUse(Author.API, 'agent "ops"')
 
 
 def private(path: Path, text: str = SECRET) -> Path:
@@ -141,9 +143,8 @@ async def test_unsafe_or_invalid_token_file_is_refused(
     home = tmp_path / "home"
     (home / "tokens").mkdir(parents=True)
     make(home)
-    below = home.resolve() / "tokens"
     secrets = SecretResolver({}, home)
-    credentials = AgentCredentials("ops", f"file:{name}", {}, secrets, files_below=below)
+    credentials = AgentCredentials("ops", f"file:{name}", {}, secrets, author=Author.API)
     with pytest.raises(ConfigError, match=said) as caught:
         await credentials.resolve()
     assert 'agent "ops"' in str(caught.value) and SECRET not in str(caught.value)
@@ -168,9 +169,9 @@ async def test_unsafe_or_invalid_token_file_is_refused(
 def test_api_references_only_agent_credentials(tmp_path: Path, reference: str, said: str) -> None:
     rules = ReferenceRules(["LISTED"], tmp_path)
     for allowed in ("env:LISTED", "env:DRAGOMAN_AGENT_X", "file:tokens/a/b", "file:tokens/x"):
-        rules.check(allowed)
+        rules.check(allowed, BY_API)
     with pytest.raises(InvalidInput, match=re.escape(said)):
-        rules.check(reference)
+        rules.check(reference, BY_API)
 
 
 async def test_operator_may_reference_any_file(tmp_path: Path) -> None:
@@ -178,13 +179,13 @@ async def test_operator_may_reference_any_file(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
     secrets = SecretResolver({}, home)
-    credentials = AgentCredentials("ops", f"file:{outside}", {}, secrets, files_below=Path("/"))
+    credentials = AgentCredentials("ops", f"file:{outside}", {}, secrets, author=Author.OWNER)
     credentials.check_local()
     assert await credentials.resolve() == {"authorization": f"Bearer {SECRET}"}
     assert SECRET not in str(credentials.headers)
     for name in ("hub.key", "hub.db", "env"):
         private(home / name)
-        own = AgentCredentials("ops", f"file:{name}", {}, secrets, files_below=Path("/"))
+        own = AgentCredentials("ops", f"file:{name}", {}, secrets, author=Author.OWNER)
         with pytest.raises(ConfigError, match="belongs to the hub itself"):
             await own.resolve()
         with pytest.raises(ConfigError, match="belongs to the hub itself"):

@@ -10,10 +10,31 @@ import pytest
 from tests.a2a.task_builders import build_registry, build_task
 
 from dragoman.a2a.server.task import A2aTask, format_time, new_id, read_events, render_task
-from dragoman.core.call import Artifact, Progress, Result, Updates
-from dragoman.core.errors import InvalidInput, NotFound, TimedOut
+from dragoman.core import tasks as core_tasks
+from dragoman.core.backoff import Backoff
+from dragoman.core.call import Artifact, Progress, Question, Result, Updates
+from dragoman.core.errors import (
+    AuthorizationError,
+    HubError,
+    InvalidInput,
+    LeaseExpired,
+    NotFound,
+    Overloaded,
+    ShuttingDown,
+    StorageFailed,
+    TimedOut,
+)
 from dragoman.core.principal import Principal
-from dragoman.core.tasks import CANCELLED, COMPLETED, FAILED, INPUT_REQUIRED, WORKING, Outcome
+from dragoman.core.tasks import (
+    CANCELLED,
+    COMPLETED,
+    FAILED,
+    INPUT_REQUIRED,
+    REJECTED,
+    WORKING,
+    Outcome,
+)
+from dragoman.core.tool import build_unknown_tool
 
 ME, YOU = Principal("key", "me"), Principal("key", "you")
 
@@ -53,6 +74,101 @@ async def test_tasks_are_inserted_found_moved_completed_failed_and_cancelled() -
     tasks.insert(cancelled)
     assert cancelled.cancel() and not cancelled.cancel()
     assert render_task(cancelled)["status"]["state"] == "TASK_STATE_CANCELED"
+    await tasks.close()
+
+
+class Troubled:
+    """The work of a task whose hub cannot make the call for a while."""
+
+    def __init__(self, *errors: HubError) -> None:
+        self.errors = list(errors)
+        self.given: list[tuple[Mapping[str, Any] | None, str | None]] = []
+
+    async def work(
+        self,
+        task: A2aTask,
+        updates: Updates,
+        answers: Mapping[str, Any] | None,
+        handle: str | None,
+    ) -> Outcome:
+        self.given.append((answers, handle))
+        if self.errors:
+            raise self.errors.pop(0)
+        if handle is None:
+            question = Question("form", {"message": "Which one?"})
+            asked = Result(questions={"choice": question}, handle="h")
+            return build_unknown_tool("t"), asked
+        return build_unknown_tool("t"), Result(content=[{"type": "text", "text": "done"}])
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core_tasks, "TROUBLE_PAUSES", Backoff(first=0.01, longest=0.02))
+
+
+@pytest.mark.promise("K1")
+@pytest.mark.usefixtures("quick")
+async def test_acknowledged_task_outlasts_the_troubles_of_its_hub() -> None:
+    away = [StorageFailed("the database is away"), Overloaded("too many calls"), LeaseExpired("x")]
+    troubled, tasks = Troubled(*away), build_registry()
+    task = build_task(ME, troubled.work, "t1")
+    tasks.insert(task)
+    render_task(task)  # its client knows of it
+    task.begin()
+    assert await task.until(lambda one: bool(one.message), 20)
+    assert "the database is away" in text(render_task(task)["status"]["message"])
+    assert await task.until(lambda one: one.state == INPUT_REQUIRED, 20)
+    # The answer is kept as well, and given once.
+    troubled.errors = [StorageFailed("the database is away again")]
+    task.answer({"choice": "this"})
+    assert await task.until(lambda one: one.finished, 20) and task.state == COMPLETED
+    assert troubled.given == [(None, None)] * 4 + [({"choice": "this"}, "h")] * 2
+    await tasks.close()
+
+
+@pytest.mark.promise("K1")
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    "error", [AuthorizationError("no"), ShuttingDown("bye"), StorageFailed("x")]
+)
+async def test_decisions_and_what_reached_its_target_end_a_task(error: HubError) -> None:
+    error.has_left = isinstance(error, StorageFailed)
+    troubled, tasks = Troubled(error), build_registry()
+    task = build_task(ME, troubled.work, "t1")
+    tasks.insert(task)
+    render_task(task)
+    task.begin()
+    assert await task.until(lambda one: one.finished, 20) and task.state == REJECTED
+    assert len(troubled.given) == 1
+    await tasks.close()
+
+
+@pytest.mark.promise("K1")
+async def test_task_that_is_put_back_can_be_cancelled_and_ends_with_its_hub() -> None:
+    ends = []
+    for end in ("cancel", "stop"):
+        troubled, tasks = Troubled(*[StorageFailed("away") for _ in range(9)]), build_registry()
+        task = build_task(ME, troubled.work, end)
+        tasks.insert(task)
+        render_task(task)
+        task.begin()
+        assert await task.until(lambda one: bool(one.message), 20)
+        await asyncio.sleep(0)
+        if end == "cancel":
+            assert task.cancel()
+        await tasks.close()
+        ends.append((task.state, task.message[:20]))
+    assert ends == [(CANCELLED, "it was cancelled"), (FAILED, "it was not begun: th")]
+
+
+@pytest.mark.promise("K1")
+async def test_task_that_no_client_knows_of_fails_at_once() -> None:
+    troubled, tasks = Troubled(StorageFailed("away")), build_registry()
+    task = build_task(ME, troubled.work, "t1")
+    tasks.insert(task)
+    task.begin()
+    assert await task.until(lambda one: one.finished, 20)
+    assert isinstance(task.error, StorageFailed) and len(troubled.given) == 1
     await tasks.close()
 
 

@@ -336,7 +336,8 @@ async def test_configured_script_runs_in_its_sandbox(programs: Programs, short_t
     script.parent.mkdir()
     script.write_text(HEAD + "open('note', 'w').write('x'); print(message['text'])")
     folder = str(script.parent)
-    settings: dict[str, Any] = {"sandbox": "net", "grants_named_paths": True, "cwd": folder}
+    settings: dict[str, Any] = {"sandbox": "net", "grants_named_paths": True, "cwd": folder,
+                                "readable": [folder]}  # fmt: skip
     command = (sys.executable, str(script))
     with pytest.raises(WorkFailed, match="Read-only file system"):  # a script and its folder
         await programs.send(programs.agent(*command, **settings))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,7 +15,7 @@ from tests.tools.small_http import serve_http
 
 from dragoman.core.call import MessageOrigin
 from dragoman.core.conversations import META
-from dragoman.core.errors import InvalidInput
+from dragoman.core.errors import InvalidInput, StorageFailed
 from dragoman.core.principal import Principal
 
 pytestmark = pytest.mark.promise("T1", "G1")
@@ -27,11 +30,31 @@ tools = ["web_fetch", "shell_exec"]
 network = ["*"]
 shell = ["echo *"]
 """
+PLAIN = """
+[model]
+model = "m"
+base_url = "{url}"
+[capabilities]
+tools = ["file_read"]
+"""
+NAMED = MessageOrigin(context="c-1")
 ANN, BOB = Principal("key", "ann"), Principal("key", "bob")
 
 
 def list_roles(model: ScriptedModel) -> list[str]:
     return [one["role"] for one in model.requests[-1]["messages"]]
+
+
+def list_texts(model: ScriptedModel) -> list[str]:
+    return [str(one["content"]) for one in model.requests[-1]["messages"]]
+
+
+async def begin_conversation(home: Path, model: ScriptedModel) -> None:
+    """Has a hub with a conversation, and stops it."""
+    async with open_rig(home) as rig:
+        await rig.write("helper", PLAIN.replace("{url}", model.url))
+        model.answers += [say("Nice to meet you")]
+        await rig.ask("helper", "My name is Ada", ANN, message=NAMED)
 
 
 async def test_conversation_continues_after_a_restart_with_its_labels(short_tmp: Path) -> None:
@@ -69,6 +92,86 @@ async def test_conversation_continues_after_a_restart_with_its_labels(short_tmp:
             assert list_roles(model) == ["user"]
 
 
+async def test_a_call_that_is_cancelled_while_its_conversation_is_loaded(short_tmp: Path) -> None:
+    with running_model() as model:
+        await begin_conversation(short_tmp, model)
+        async with open_rig(short_tmp) as rig:
+            store = rig.app.parts.stores.conversations
+            held = threading.Event()
+            holding = store._submit(held.wait)  # the disk is slow
+            asking = asyncio.create_task(rig.ask("helper", "hello?", ANN, message=NAMED))
+            assert store._threads is not None
+            async with asyncio.timeout(10):
+                while not store._threads._work_queue.qsize():
+                    await asyncio.sleep(0.005)
+            asking.cancel()
+            await asyncio.wait([asking])
+            held.set()
+            await holding
+            model.answers += [say("Ada")]
+            await rig.ask("helper", "What is my name?", ANN, message=NAMED)
+            assert list_texts(model) == ["My name is Ada", "Nice to meet you", "What is my name?"]
+
+
+async def test_a_conversation_that_cannot_be_read_is_not_begun_again(short_tmp: Path) -> None:
+    with running_model() as model:
+        await begin_conversation(short_tmp, model)
+        file, aside = short_tmp / "agents.db", short_tmp / "agents.aside"
+        async with open_rig(short_tmp) as rig:
+            with closing(sqlite3.connect(file, isolation_level=None)) as other:
+                other.execute("BEGIN IMMEDIATE")  # another process writes
+                model.answers += [say("Ada")]
+                await rig.ask("helper", "What is my name?", ANN, message=NAMED)
+                assert "My name is Ada" in list_texts(model)
+        async with open_rig(short_tmp) as rig:
+            file.rename(aside)
+            file.mkdir()
+            count = len(model.requests)
+            with pytest.raises(StorageFailed, match="cannot be read"):
+                await rig.ask("helper", "And now?", ANN, message=NAMED)
+            assert len(model.requests) == count
+            file.rmdir()
+            aside.rename(file)
+            model.answers += [say("still Ada")]
+            await rig.ask("helper", "And now?", ANN, message=NAMED)
+            assert list_texts(model)[::2] == ["My name is Ada", "What is my name?", "And now?"]
+
+
+async def test_long_results_do_not_end_a_conversation(short_tmp: Path) -> None:
+    with running_model() as model:
+        async with open_rig(short_tmp) as rig:
+            await rig.write("helper", PLAIN.replace("{url}", model.url))
+            (rig.profile("helper").workspace / "big.txt").write_text("word " * 9_800)
+            many = [("file_read", {"path": "big.txt"})] * 24
+            model.answers += [say("Nice to meet you"), use(*many), say("I have read them")]
+            await rig.ask("helper", "My name is Ada", ANN, message=NAMED)
+            await rig.ask("helper", "Read the files", ANN, message=NAMED)
+        async with open_rig(short_tmp) as rig:
+            model.answers += [say("words")]
+            await rig.ask("helper", "What did you read?", ANN, message=NAMED)
+            seen = list_texts(model)
+            assert seen[:3] == ["My name is Ada", "Nice to meet you", "Read the files"]
+            assert seen[-2:] == ["I have read them", "What did you read?"]
+
+
+async def test_turn_that_is_answered_while_another_waits_is_kept(short_tmp: Path) -> None:
+    """A question suspends the run of a conversation, not the conversation."""
+    async with open_rig(short_tmp) as rig:
+        await rig.write("helper", '[model]\nmodel = "m"\nprovider = "client"\n')
+        how = {"message": NAMED, "features": {"sampling": {}}}
+        first = await rig.send("helper", "one", ANN, **how)
+        second = await rig.send("helper", "two", ANN, **how)
+        for asked, text, answer in ((second, "two", "2"), (first, "one", "1")):
+            content = {"type": "text", "text": answer}
+            reply = {"role": "assistant", "model": "m", "content": content}
+            given = dict.fromkeys(asked.questions or (), reply)
+            await rig.send("helper", text, ANN, answers=given, handle=asked.handle, **how)
+        third = await rig.send("helper", "three", ANN, **how)
+        (question,) = (third.questions or {}).values()
+        contents = [one["content"] for one in question.body["messages"]]
+        assert [one["text"] for one in contents] == ["two", "2", "one", "1", "three"]
+
+
 async def test_fifty_agents_at_once(short_tmp: Path) -> None:
     with running_model() as model:
         model.rules += [(f"message {n} ", use(("system_time", {}), text=f"{n}")) for n in range(50)]
@@ -88,7 +191,8 @@ async def test_fifty_agents_at_once(short_tmp: Path) -> None:
             said = {(m[0]["content"], m[1]["content"]) for m in last}
             assert said == {(f"message {n} please", f"{n}") for n in range(50)}
             store = rig.app.parts.stores.conversations
-            async with asyncio.timeout(10):
-                while store._pending:  # they are written after their answers
-                    await asyncio.sleep(0.005)
-            assert {key.agent for key in store._known} == {f"a{n}" for n in range(50)}
+            await store.flush()  # they are written after their answers
+            assert store._known is not None
+            assert {key.agent for key in store._known["conversations"]} == {
+                f"a{n}" for n in range(50)
+            }

@@ -121,7 +121,7 @@ async def test_started_agent_cannot_send_secrets_to_another_place(
 
 
 async def test_started_agent_may_follow_a_script_or_use_the_clients_model(rig: Rig) -> None:
-    child = await rig.spawn(script=[{"say": "hi"}])
+    child = await rig.spawn(script=[{"when": "hello, you", "say": "hi"}])
     assert child.script and not child.model.api_key_env
     await rig.made.kill("child", rig.parent)
     assert (await rig.spawn(model={"provider": "client"})).model.provider == "client"

@@ -15,7 +15,15 @@ from tests.agents.model_keys import build_keys
 
 from dragoman.agents.manifest import parse_manifest
 from dragoman.agents.model_factory import build_models
-from dragoman.agents.model_loop import LoopLimits, LoopState, ModelLoop, compact, render_result
+from dragoman.agents.model_loop import (
+    LoopLimits,
+    LoopState,
+    ModelLoop,
+    compact,
+    fit_conversation,
+    measure_message,
+    render_result,
+)
 from dragoman.agents.models.chat import (
     ContextTooLong,
     Message,
@@ -526,6 +534,49 @@ def test_compaction_keeps_requests_and_results_together() -> None:
     running = [*messages, {"role": "assistant", "content": None, "tool_calls": [call]},
                {"role": "tool", "tool_call_id": "c", "content": "r" * 9_000}]  # fmt: skip
     assert [one["role"] for one in compact(running, 10)][-2:] == ["assistant", "tool"]
+
+
+@pytest.mark.parametrize("count", [3, 4, 10, 61, 200])
+@pytest.mark.parametrize("size", [60, 500, 3_000, 30_000, 10_000_000])
+def test_fitted_conversation_ends_with_the_last_message_and_its_answer(
+    count: int, size: int
+) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "t", "arguments": "{}"}}
+    work: list[Message] = []
+    for _ in range(30):
+        work.append({"role": "assistant", "content": None, "tool_calls": [call, call]})
+        work += [{"role": "tool", "tool_call_id": "c", "content": "r" * 2_000}] * 2
+    for middle in ([], work[:3], work):
+        messages: list[Message] = []
+        for number in range(4):
+            messages.append({"role": "user", "content": f"question {number}"})
+            messages += [*middle, {"role": "assistant", "content": f"answer {number}"}]
+        kept = fit_conversation(messages, count, size)
+        assert kept[0]["role"] == "user" and kept[-1] == messages[-1]
+        assert [one for one in kept if one["role"] == "user"][-1]["content"] == "question 3"
+        assert len(kept) <= count and sum(map(measure_message, kept)) <= size
+        open_calls = 0
+        for message in kept:
+            if message["role"] != "tool":
+                assert open_calls == 0, "a request without its results"
+                open_calls = len(message.get("tool_calls") or ())
+            else:
+                open_calls -= 1
+                assert open_calls >= 0, "a result without its request"
+        assert fit_conversation(kept, count, size) == kept
+        if count >= len(messages) and size > 1_000_000:
+            assert kept == messages
+
+
+def test_fitted_conversation_has_what_is_left_of_large_messages() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:" + "x" * 5_000}}
+    parts = [{"type": "text", "text": "What is this?"}, image]
+    question: Message = {"role": "user", "content": parts}
+    answer: Message = {"role": "assistant", "content": "It is " + "long " * 1_000}
+    first, second = fit_conversation([question, answer], 10, 2_000)
+    assert first["content"] == "What is this?\n[image_url removed]"
+    assert second["content"].startswith("It is long ") and len(second["content"]) < 1_100
+    assert fit_conversation([question, answer], 10, 100_000) == [question, answer]
 
 
 # --- the script, and JSON instead of tool calls ---------------------------------------------------

@@ -54,6 +54,8 @@ WIDER: list[dict[str, Any]] = [
     {"capabilities": {"network": ["*"]}},
     {"command": {"argv": ["/bin/sh"]}},
     {"function": "os:system"},
+    {"script": [{"when": "(a|aa)+$", "say": "hi"}]},
+    {"script": [{"when": "(a|aa)+$", "say": "hi"}], "model": {"provider": "script"}},
     {"schedule": "hourly"},
     {"model": {"base_url": "http://evil.example/v1", "model": "m", "api_key_env": "SECRET"}},
 ]

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from dragoman.core.cached_secrets import CachedSecrets
+from dragoman.core.cached_secrets import FAILED_SECONDS, CachedSecrets
 from dragoman.core.errors import ConfigError
 
 
@@ -47,10 +47,13 @@ async def test_callers_at_the_same_time_share_one_read() -> None:
     assert found[1:] == ["a-1"] * 19 and isinstance(found[0], asyncio.CancelledError)
 
 
-async def test_a_failure_is_not_kept() -> None:
+async def test_a_failure_is_kept_for_a_moment() -> None:
     source = Source()
     source.fails = True
-    with pytest.raises(ConfigError, match="o cannot have it"):
-        await source.cached.read("a", "o")
+    for owner in ("o", "o", "p", "o"):
+        with pytest.raises(ConfigError, match=f"{owner} cannot have it"):
+            await source.cached.read("a", owner)
+    assert source.reads == 2  # a program that fails is not started for each request
     source.fails = False
-    assert await source.cached.read("a", "o") == "a-2"
+    source.now = FAILED_SECONDS
+    assert await source.cached.read("a", "o") == "a-3"

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from dragoman.core.call import Call
+from dragoman.core.call import Call, MessageOrigin
 from dragoman.core.conversations import (
     Conversation,
+    ConversationKey,
     ConversationLimits,
     Conversations,
     is_conversation_id,
@@ -81,6 +82,61 @@ def test_agent_without_a_context_has_no_conversation() -> None:
     kept = Conversations("a")
     assert kept.keep(call_by(ANN, session="s"), Conversation(), "") == ""
     assert len(kept) == 0
+
+
+class Contexts:
+    """A store that several hubs use."""
+
+    def __init__(self) -> None:
+        self.is_shared = False
+        self.rows: dict[ConversationKey, str] = {}
+        self.writes = 0
+
+    async def find_context(self, key: ConversationKey) -> str:
+        return self.rows.get(key, "")
+
+    def save_context(self, key: ConversationKey, context: str) -> None:
+        self.writes += 1
+        self.rows[key] = context
+
+    async def flush(self) -> None:
+        pass
+
+
+async def find(kept: Conversations, call: Call, asked: str = "") -> Conversation:
+    if id := kept.find_unloaded(call, asked):
+        await kept.load(call, id)
+    return kept.find(call, asked)
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+async def test_stored_conversation_is_known_to_the_next_hub(is_shared: bool) -> None:
+    store = Contexts()
+    store.is_shared = is_shared
+    now = 0.0
+    first, second = (Conversations("a", clock=lambda: now, store=store) for _ in range(2))
+    call = call_by(ANN, session="")
+    id = first.keep(call, Conversation(), "far")
+    assert (call.notes.flush is not None) is is_shared
+    assert await find(second, call_by(ANN), id) == Conversation(id, "far", is_named=True)
+    for other, who in ((second, BOB), (Conversations("b", store=store), ANN)):
+        with pytest.raises(InvalidInput, match="unknown conversation"):
+            await find(other, call_by(who), id)
+    # What is stored already is not written again, until the store might drop it.
+    first.keep(call, await find(first, call, id), "far")
+    assert store.writes == 1
+    now = 3_601.0
+    first.keep(call, await find(first, call, id), "far")
+    assert store.writes == 2
+    message = call_by(ANN, message=MessageOrigin(context="c-1"))
+    assert first.keep(message, await find(first, message), "other") == "a2a c-1"
+    assert (await find(second, message)).context == "other"
+    # One that the agent has forgotten is forgotten everywhere.
+    second.forget(message, await find(second, message))
+    assert (await find(Conversations("a", store=store), message)).context == ""
+    if is_shared:
+        assert (await find(first, message)).context == ""
+    assert first.find_unloaded(call, "x" * 1_000) == ""
 
 
 @pytest.mark.parametrize("value", ["", "ctx-", "ctx-0123", "a word", 3, None, {"id": "new"}])

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
+from tests.cpu_time import measure_cpu
 
 from dragoman.core.urls import (
+    MAX_MASKED,
     hide_secrets,
     render_arguments,
     render_origin,
@@ -73,3 +77,22 @@ def test_error_page_does_not_echo_sent_data() -> None:
     url = "https://h/KEY/mcp?key=abcdef%21"
     hidden = hide_secrets(page, url, ["Bearer tok-tok-tok"])
     assert hidden == "Cannot POST /…, key=… or …, … from h"
+
+
+@pytest.mark.parametrize("render", [render_uri, render_url, lambda text: render_arguments([text])])
+def test_a_long_address_is_cut_before_it_is_masked(render: Callable[[str], object]) -> None:
+    short, long = (f"mem://c/{'a/' * count}" for count in (500, 250_000))
+    # 500 times the segments: masked one by one, they take 500 times as long.
+    assert measure_cpu(lambda: render(long)) < 50 * measure_cpu(lambda: render(short))
+
+
+def test_an_address_is_cut_after_a_whole_segment() -> None:
+    begun = f"mem://c/{'a/' * 990}"
+    assert len(begun) < MAX_MASKED
+    assert render_uri(f"{begun}sk4bT9aXYZkey12345{'x' * 50}") == f"{begun}…"
+    assert render_uri("key" * MAX_MASKED) == "…"
+    assert render_arguments([f"--dir={'word' * MAX_MASKED}"]) == ["…"]
+
+
+def test_a_text_from_an_address_of_any_length_is_searched_in_bounded_time() -> None:
+    assert hide_secrets("at /a/b", f"https://h/{'a/' * 100_000}") == "…"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.core.errors import ConfigError
+from dragoman.core.errors import ConfigError, InvalidInput
 from dragoman.core.secret_references import (
     MAX_SECRET_BYTES,
     SecretResolver,
@@ -16,6 +16,7 @@ from dragoman.core.secret_references import (
     list_embedded,
     render_reference,
 )
+from dragoman.core.secret_rules import Author, ReferenceRules, SecretUse
 
 CANARY = "canary-5f0c1d"
 
@@ -29,6 +30,9 @@ class FixedSource:
 
     def forget(self, name: str) -> bool:
         return self.secrets.pop(name, None) is not None
+
+
+OWN = SecretUse(Author.OWNER, "it")
 
 
 @pytest.fixture
@@ -46,15 +50,15 @@ async def test_reads_variables_files_and_other_sources(
     resolver: SecretResolver, tmp_path: Path
 ) -> None:
     write_secret(tmp_path / "tokens" / "one", f"{CANARY}\n")
-    assert await resolver.resolve("env:TOKEN", "it") == CANARY
-    assert await resolver.resolve("file:tokens/one", "it") == CANARY
-    assert await resolver.resolve(f"file:{tmp_path}/tokens/one", "it") == CANARY
-    assert await resolver.resolve("keyring:a/b", "it") == "kept"
+    assert await resolver.resolve("env:TOKEN", OWN) == CANARY
+    assert await resolver.resolve("file:tokens/one", OWN) == CANARY
+    assert await resolver.resolve(f"file:{tmp_path}/tokens/one", OWN) == CANARY
+    assert await resolver.resolve("keyring:a/b", OWN) == "kept"
 
 
 async def test_expands_references_in_texts(resolver: SecretResolver) -> None:
     text = "Bearer ${TOKEN} ${env:TOKEN} ${keyring:a/b} ${not a reference}"
-    expanded = await resolver.expand(text, "it")
+    expanded = await resolver.expand(text, OWN)
     assert expanded == f"Bearer {CANARY} {CANARY} kept ${{not a reference}}"
     assert list_embedded(text) == ["env:TOKEN", "env:TOKEN", "keyring:a/b"]
     assert find_embedded_variables(text) == ["TOKEN", "TOKEN"]
@@ -62,7 +66,7 @@ async def test_expands_references_in_texts(resolver: SecretResolver) -> None:
 
 async def test_a_secret_is_not_expanded_again(tmp_path: Path) -> None:
     resolver = SecretResolver({"A": "${B}", "B": CANARY}, tmp_path)
-    assert await resolver.expand("${A}", "it") == "${B}"
+    assert await resolver.expand("${A}", OWN) == "${B}"
 
 
 @pytest.mark.parametrize(
@@ -88,7 +92,7 @@ async def test_says_why_a_secret_cannot_be_used(
     for name in ("hub.key", "audit.db"):
         write_secret(tmp_path / name, CANARY)
     with pytest.raises(ConfigError) as caught:
-        await resolver.resolve(reference, 'server "s"')
+        await resolver.resolve(reference, SecretUse(Author.OWNER, 'server "s"'))
     assert problem in str(caught.value) and 'server "s"' in str(caught.value)
     assert CANARY not in str(caught.value)
 
@@ -100,15 +104,15 @@ async def test_a_link_out_of_the_folder_is_refused(
     folder = tmp_path / "tokens"
     folder.mkdir()
     (folder / "link").symlink_to(tmp_path / "elsewhere")
-    assert await resolver.resolve("file:tokens/link", "it") == CANARY
+    assert await resolver.resolve("file:tokens/link", OWN) == CANARY
     with pytest.raises(ConfigError, match="outside of"):
-        await resolver.resolve("file:tokens/link", "it", folder.resolve())
+        await resolver.resolve("file:tokens/link", SecretUse(Author.API, "it"))
 
 
 async def test_a_pipe_does_not_block(resolver: SecretResolver, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe", 0o600)
     with pytest.raises(ConfigError, match="not a regular file"):
-        await resolver.resolve("file:pipe", "it")
+        await resolver.resolve("file:pipe", OWN)
 
 
 def test_recognizes_references() -> None:
@@ -125,3 +129,36 @@ def test_renders_no_arguments_of_a_command() -> None:
 def test_forgets_only_what_a_source_caches(resolver: SecretResolver) -> None:
     assert resolver.forget("keyring:a/b") and not resolver.forget("keyring:a/b")
     assert not resolver.forget("env:TOKEN")
+
+
+def check(rules: ReferenceRules, reference: str, author: Author) -> bool:
+    try:
+        rules.check(reference, SecretUse(author, "it"))
+    except InvalidInput:
+        return False
+    return True
+
+
+def test_only_the_owner_may_refer_to_everything(tmp_path: Path) -> None:
+    rules = ReferenceRules(["LISTED"], tmp_path, ["env:TEAM_*", "keyring:team/*", "exec:*"])
+    every = ["env:AWS", "env:TEAM_X", "keyring:team/a", "file:/etc/x", "exec:id", "env:LISTED"]
+    for author in (Author.API, Author.STORED):
+        permitted = [one for one in every if check(rules, one, author)]
+        assert permitted == ["env:TEAM_X", "keyring:team/a", "env:LISTED"]
+        for odd in ("env:TEAM_${exec:id", "env:TEAM_$X", "keyring:team/{x", "EXEC:id", "vault:x"):
+            assert not check(rules, odd, author), odd
+    assert all(check(rules, one, Author.OWNER) for one in every)
+
+
+async def test_the_resolver_asks_the_rules_at_each_use(tmp_path: Path) -> None:
+    source = FixedSource({"id": CANARY, "a/b": "kept"})
+    resolver = SecretResolver({"AWS": CANARY}, tmp_path, {"exec": source, "keyring": source})
+    use = SecretUse(Author.API, 'workflow "w"')
+    for reference in ("exec:id", "keyring:a/b", "env:AWS", "file:/etc/hostname"):
+        with pytest.raises(ConfigError, match='workflow "w" was written by the API'):
+            await resolver.resolve(reference, use)
+    with pytest.raises(ConfigError, match="written by the API"):
+        await resolver.expand("Bearer ${exec:id}", use)
+    with pytest.raises(ConfigError, match="written by the API"):
+        resolver.resolve_local("env:AWS", use)
+    assert await resolver.resolve("exec:id", OWN) == CANARY

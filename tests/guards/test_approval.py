@@ -42,12 +42,15 @@ from dragoman.core.errors import (
 from dragoman.core.events import ApprovalDecided, ApprovalRequested
 from dragoman.core.hub import CallOptions
 from dragoman.core.pipeline import Stage
-from dragoman.core.ports import APPROVE, Decision
+from dragoman.core.ports import Decision
 from dragoman.core.principal import Principal
+from dragoman.core.scopes import APPROVE
 from dragoman.core.tool import TOOL, TargetFacts, TargetTraits, Tool
 from dragoman.core.tool_filter import EVERYTHING
+from dragoman.core.tool_identity import KEY_META
 from dragoman.guards.approval import ApprovalGuard
 from dragoman.guards.approval_desk import ApprovalDesk
+from dragoman.guards.audit import Audit
 from dragoman.guards.authorize import Authorize
 from dragoman.guards.config import ApprovalSettings
 from dragoman.guards.held_calls import HeldCalls
@@ -92,6 +95,7 @@ class Target:
 class NullAudit:
     def __init__(self) -> None:
         self.entries: list[Any] = []
+        self.conclusions: list[Any] = []
 
     def intend(self, entry: Any) -> int:
         self.entries.append(entry)
@@ -101,12 +105,13 @@ class NullAudit:
         return ""
 
     def conclude(self, intent: int, entry: Any) -> None:
-        pass
+        self.conclusions.append(entry)
 
 
 class Rig:
     def __init__(self, home: StorePlace, **settings: Any) -> None:
         self.now = 1_000.0
+        self.place = home
         self.judge, self.target, self.audit = Judge(), Target(), NullAudit()
         self.settings = ApprovalSettings(**{"wait_secs": 0, **settings})
         self.store = DatabaseApprovals(home)
@@ -117,7 +122,11 @@ class Rig:
             name="t.act", alias="t.act", remote_name="act", kind=TOOL, target=self.target
         )
         catalog.offer("t", [self.tool])
-        stages: list[Stage] = [Authorize(self.judge), ApprovalGuard(lambda: self.held)]
+        stages: list[Stage] = [
+            Audit(self.audit),
+            Authorize(self.judge),
+            ApprovalGuard(lambda: self.held),
+        ]
         self.hub = build_permissive_hub(catalog, bus, stages)
         self.desk = ApprovalDesk(
             self.store, bus, self.audit, self.judge,
@@ -130,9 +139,15 @@ class Rig:
             bus.observe(kind, self.events.append)
 
     async def call(self, approval: str | None = None, who: Principal = CI, **args: Any) -> Any:
-        options = CallOptions(door="api", view=EVERYTHING, approval=approval)
+        return (await self.get_result(approval, who, **args)).content[0]["text"]
+
+    async def get_result(
+        self, approval: str | None = None, who: Principal = CI, key: str = "", **args: Any
+    ) -> Result:
+        meta = {KEY_META: key} if key else None
+        options = CallOptions(door="api", view=EVERYTHING, approval=approval, meta=meta)
         _, result = await self.hub.call(who, "t.act", args, options)
-        return result.content[0]["text"]
+        return result
 
     async def park(self, **args: Any) -> str:
         with pytest.raises(ApprovalPending) as raised:
@@ -180,13 +195,14 @@ async def test_call_that_its_client_left_is_given_to_the_hub(rig: Rig) -> None:
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert rig.ready == [id] and rig.target.calls == []
-    # The hub makes it, and keeps the result for the requester, who gets it once.
+    # The hub makes it, and keeps the result for the requester.
     found = rig.desk.claim(id)
     assert found is not None and rig.desk.claim(id) is None
     assert await rig.call(id, x=1) == "done {'x': 1}"
     assert rig.desk.get(id).outcome == "completed"
     assert await rig.call(x=1) == "done {'x': 1}" and len(rig.target.calls) == 1
     rig.settings = ApprovalSettings(wait_secs=0)
+    rig.now += rig.settings.repeat_secs + 1
     assert await rig.park(x=1) != id
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import stat
 import tarfile
 import threading
@@ -109,6 +110,35 @@ def test_backup_without_secrets_contains_none(
         (home / name).write_text("", encoding="utf-8")
     manifest = back_up(home, file, home / ".", "0", "2026-11-17T00:00:00Z", secrets=False)
     assert list(manifest.files) == ["mine.cedar"]
+
+
+def test_backup_copies_a_home_whose_files_come_and_go(tmp_path: Path) -> None:
+    from dragoman.stores.backup import back_up
+
+    home, ended = tmp_path / "home", threading.Event()
+    home.mkdir(mode=0o700)
+    (home / "mine.cedar").write_text("", encoding="utf-8")
+
+    def write() -> None:
+        while not ended.is_set():
+            (home / "runs.db-journal").write_bytes(b"x")
+            (home / "audit.new").write_bytes(b"x")
+            folder = home / "skills" / "new" / "deep"
+            folder.mkdir(parents=True)
+            for path in (home / "runs.db-journal", home / "audit.new"):
+                path.unlink()
+            shutil.rmtree(home / "skills")
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for number in range(20):
+            file = tmp_path / f"{number}.tar.gz"
+            manifest = back_up(home, file, home / ".", "0", "2026-11-17T00:00:00Z", secrets=False)
+            assert "mine.cedar" in manifest.files and "runs.db-journal" not in manifest.files
+    finally:
+        ended.set()
+        writer.join(10)
 
 
 def test_backup_follows_only_links_that_the_hub_reads(hub: Start, short_tmp: Path) -> None:

@@ -240,7 +240,7 @@ def test_new_limits_apply_at_once_and_waiting_as_told_is_enough(
 ) -> None:
     file = hub.home / "config.toml"
     text = file.read_text(encoding="utf-8")
-    new = "[limits.rate]\nper_minute = 60000\nburst = 100\n[limits.rate.costs]\ntool = 60\n"
+    new = "[limits.rate]\nper_minute = 6000\nburst = 100\n[limits.rate.costs]\ntool = 60\n"
     file.write_text(text.replace(RATE, new), encoding="utf-8")
 
     body = {"arguments": {"text": "x"}}
@@ -251,10 +251,16 @@ def test_new_limits_apply_at_once_and_waiting_as_told_is_enough(
     def call_by_api() -> wire.Answer:
         return wire.post(f"{hub.url}/api/tools/ok.echo/call", body, caller.headers)
 
+    def find_cost() -> float:
+        return float(wire.get(f"{hub.url}/api/limits", caller.headers).json()["costs"]["tool"])
+
+    until(lambda: find_cost() == 60)
     until(lambda: call().status == 200)
-    while (answer := call_by_api()).status == 200:
-        pass
-    time.sleep(answer.json()["error"]["retry_after"])
+    answer = until(lambda: None if (answer := call_by_api()).status == 200 else answer)
+    assert answer is not None
+    wait = answer.json()["error"]["retry_after"]
+    assert 0 < wait < 1, answer.body  # 60 of 100 tokens a second
+    time.sleep(wait)
     assert call_by_api().status == 200
     refused = told = 0
     deadline = time.monotonic() + 30

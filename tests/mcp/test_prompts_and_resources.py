@@ -329,6 +329,33 @@ async def test_invalid_requests_get_invalid_params(position: int) -> None:
     assert target.last is None
 
 
+LONG = f"note://{'a/' * 4_096}"
+LONG_URIS: list[tuple[str, dict[str, Any]]] = [
+    ("resources/read", {"uri": LONG}),
+    ("resources/subscribe", {"uri": LONG}),
+    ("resources/unsubscribe", {"uri": LONG}),
+    ("completion/complete", {"ref": {"type": "ref/resource", "uri": LONG}, "argument": ARGUMENT}),
+    ("completion/complete", {"ref": {"type": "ref/prompt", "name": LONG}, "argument": ARGUMENT}),
+]
+
+
+@pytest.mark.parametrize("position", range(len(LONG_URIS)))
+async def test_an_address_that_is_too_long_is_refused_before_it_is_looked_at(position: int) -> None:
+    method, params = LONG_URIS[position]
+    mcp_server, target = library()
+    error = (await ask(mcp_server, method, R2511, **params))["error"]
+    assert error["code"] == -32602 and "at most 8192 characters" in error["message"]
+    assert target.last is None
+
+
+async def test_a_stream_is_not_opened_for_an_address_that_is_too_long() -> None:
+    mcp_server, _ = library()
+    wanted = {"resourceSubscriptions": ["note://a", LONG]}
+    pushed: list[bytes] = []
+    said = await ask(mcp_server, "subscriptions/listen", R2607, pushed.append, notifications=wanted)
+    assert "at most 8192 characters" in said["error"]["message"] and not pushed
+
+
 # --- what a server says of its work meanwhile
 
 SAID = ["debug", "info", "notice", "error"]

@@ -17,6 +17,7 @@ from dragoman.oauth.authority.clients import (
     is_web_redirect,
     parse_metadata,
 )
+from dragoman.oauth.authority.config import AuthServerSettings
 from dragoman.oauth.authority.protocol import (
     OAuthError,
     choose_scopes,
@@ -58,6 +59,13 @@ BAD = (
     "file:///etc/passwd",
     "blob:https://app.example/x",
     "vbscript:x",
+    "ms-msdt:/id",
+    "search-ms:query=x",
+    "chrome-extension://abc/x",
+    "feed:x",
+    "myapp:/cb",
+    "https://app.example:99999/cb",
+    "http://localhost:65536/cb",
     "ftp://app.example/",
     "https://äpp.example/cb",
     "https://app.example/" + "x" * 2_000,
@@ -67,13 +75,13 @@ BAD = (
 
 def test_which_redirect_uris_a_client_may_register() -> None:
     for uri in GOOD:
-        assert explain_redirect(uri, ()) == "", uri
+        assert explain_redirect(uri, AuthServerSettings()) == "", uri
     for other in (*BAD, None, 1, ["https://app.example/cb"]):
-        assert explain_redirect(other, ()), other
+        assert explain_redirect(other, AuthServerSettings()), other
 
 
 def test_redirect_hosts_restrict_https_only() -> None:
-    hosts = ["claude.ai", "*.example"]
+    hosts = AuthServerSettings(redirect_hosts=["claude.ai", "*.example"])
     for uri in ("https://claude.ai/cb", "https://app.example/cb", "http://localhost:1/cb"):
         assert explain_redirect(uri, hosts) == "", uri
     for uri in (
@@ -84,6 +92,13 @@ def test_redirect_hosts_restrict_https_only() -> None:
         "https://app.example.evil.ai/cb",
     ):
         assert "redirect_hosts" in explain_redirect(uri, hosts), uri
+
+
+def test_redirect_schemes_add_those_of_other_programs() -> None:
+    assert "redirect_schemes" in explain_redirect("myapp:/cb", AuthServerSettings())
+    settings = AuthServerSettings(redirect_schemes=["myapp"])
+    assert explain_redirect("myapp:/cb", settings) == ""
+    assert explain_redirect("other:/cb", settings)
 
 
 def test_redirects_are_equal_but_for_the_port_on_loopback() -> None:
@@ -138,7 +153,7 @@ def test_a_redirect_is_described_by_where_it_leads() -> None:
 )
 def test_unusable_metadata_is_refused(change: dict[str, Any], error: str) -> None:
     with pytest.raises(InvalidClient) as refused:
-        parse_metadata({"redirect_uris": ["https://a.example/cb"], **change}, ())
+        parse_metadata({"redirect_uris": ["https://a.example/cb"], **change}, AuthServerSettings())
     assert refused.value.error == error
 
 

@@ -19,10 +19,13 @@ from dragoman.net.client import OutboundHttp
 from dragoman.oauth.authority import client_documents
 from dragoman.oauth.authority.client_documents import ClientDocuments
 from dragoman.oauth.authority.clients import InvalidClient
+from dragoman.oauth.authority.config import AuthServerSettings
 
 pytestmark = pytest.mark.promise("U4")
 
 HOST = "app.test"
+
+RESTRICTED = AuthServerSettings(redirect_hosts=["app.example"])
 
 
 class DocumentServer:
@@ -94,7 +97,9 @@ def spend_nothing() -> None:
 
 async def test_a_document_is_fetched_once_and_kept(server: DocumentServer) -> None:
     net, now = OutboundHttp(resolve_here), [0.0]
-    documents = ClientDocuments(net.open_public(allow_private=True), (), lambda: now[0])
+    documents = ClientDocuments(
+        net.open_public(allow_private=True), AuthServerSettings(), lambda: now[0]
+    )
     url = server.put("/client.json", age="max-age=600")
     found = await asyncio.gather(*(documents.find(url, spend_nothing) for _ in range(5)))
     assert {one.name for one in found} == {"Good <app>"} and found[0].host == HOST
@@ -112,7 +117,7 @@ async def test_documents_that_do_not_identify_a_public_client_are_refused(
     server: DocumentServer,
 ) -> None:
     net = OutboundHttp(resolve_here)
-    documents = ClientDocuments(net.open_public(allow_private=True), ["app.example"])
+    documents = ClientDocuments(net.open_public(allow_private=True), RESTRICTED)
     bad = [
         server.put("/other", {"client_id": server.base + "/client.json"}),
         server.put("/secret", {"client_secret": "x"}),
@@ -136,7 +141,7 @@ async def test_documents_that_do_not_identify_a_public_client_are_refused(
 
 async def test_redirects_that_are_not_allowed_here_are_left_out(server: DocumentServer) -> None:
     net = OutboundHttp(resolve_here)
-    documents = ClientDocuments(net.open_public(allow_private=True), ["app.example"])
+    documents = ClientDocuments(net.open_public(allow_private=True), RESTRICTED)
     uris = ["https://evil.example/cb", "javascript:x", 1, "https://app.example/cb", "http://[::1]/"]
     found = await documents.find(server.put("/many", {"redirect_uris": uris}), spend_nothing)
     assert found.redirect_uris == ("https://app.example/cb", "http://[::1]/")
@@ -145,7 +150,7 @@ async def test_redirects_that_are_not_allowed_here_are_left_out(server: Document
 
 async def test_a_document_on_a_private_address_is_not_fetched(server: DocumentServer) -> None:
     net = OutboundHttp(resolve_here)
-    documents = ClientDocuments(net.open_public(allow_private=False), ())
+    documents = ClientDocuments(net.open_public(allow_private=False), AuthServerSettings())
     with pytest.raises(InvalidClient, match="will not connect"):
         await documents.find(server.put("/client.json"), spend_nothing)
     assert server.asked == []
@@ -154,7 +159,7 @@ async def test_a_document_on_a_private_address_is_not_fetched(server: DocumentSe
 
 async def test_fetches_are_charged_and_bounded(server: DocumentServer) -> None:
     net = OutboundHttp(resolve_here)
-    documents = ClientDocuments(net.open_public(allow_private=True), ())
+    documents = ClientDocuments(net.open_public(allow_private=True), AuthServerSettings())
 
     def refuse() -> None:
         raise RateLimited("too many")

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -39,8 +39,10 @@ def _wait_until_ready(server: subprocess.Popen[bytes], record: Path) -> None:
 class PostgresPeer:
     """A server with an empty database, which tests stop, pause and start again."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, environment: Mapping[str, str] | None = None) -> None:
+        """`environment` has further variables of the server's processes."""
         self._folder = folder
+        self._environment = {**os.environ, **(environment or {})}
         self._data = folder / "data"
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -70,7 +72,10 @@ class PostgresPeer:
         quick = ("-c", "max_connections=200", "-c", "shared_buffers=32MB", "-c", "autovacuum=off")
         with (self._folder / "log").open("ab") as log:
             self._server = subprocess.Popen(
-                self._build("postgres", *options, *quick), stdout=log, stderr=log
+                self._build("postgres", *options, *quick),
+                stdout=log,
+                stderr=log,
+                env=self._environment,
             )
         _wait_until_ready(self._server, self._data / "postmaster.pid")
 
@@ -112,11 +117,11 @@ def _list_children(pid: int) -> list[int]:
 
 
 @contextmanager
-def run_peer() -> Iterator[PostgresPeer]:
+def run_peer(environment: Mapping[str, str] | None = None) -> Iterator[PostgresPeer]:
     folder = Path(tempfile.mkdtemp(prefix="dgp", dir="/tmp"))
     peer: PostgresPeer | None = None
     try:
-        peer = PostgresPeer(folder)
+        peer = PostgresPeer(folder, environment)
         yield peer
     finally:
         if peer is not None:

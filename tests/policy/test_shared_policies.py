@@ -137,3 +137,28 @@ async def test_changes_at_one_hub_are_in_force_at_the_others(
                 await hub.until("p4", "p5", "later")
             aside = list(b.folder.glob("two.cedar.aside-*"))
             assert [one.read_text("utf-8") for one in aside] == [POLICY.format("first")]
+
+
+async def test_changes_of_a_folder_while_its_hub_is_stopped_count(
+    tmp_path: Path, postgres_url: str
+) -> None:
+    home = make_home(tmp_path / "a", one="p1", two="p2", three="p3")
+    async with run_hub(home, postgres_url) as a:
+        async with asyncio.timeout(10):
+            while len(a.shared._known) < 3:
+                await asyncio.sleep(0.01)
+    folder = home / "policies"
+    (folder / "two.cedar").unlink()
+    (folder / "three.cedar").write_text(POLICY.format("changed"), "utf-8")
+    os.utime(folder / "three.cedar", (1, 1))  # as a copy of an older file may have it
+    async with run_hub(home, postgres_url) as a:
+        assert a.list_ids() == {"p1", "changed"}
+        async with asyncio.timeout(10):
+            while "two.cedar" in a.shared._store.load():
+                await asyncio.sleep(0.01)
+        async with run_hub(tmp_path / "b", postgres_url) as b:
+            assert b.list_ids() == a.list_ids() == {"p1", "changed"}
+    # A folder that is lost deletes nothing.
+    shutil.rmtree(folder)
+    async with run_hub(home, postgres_url) as a:
+        assert a.list_ids() == {"p1", "changed"}

@@ -12,6 +12,7 @@ from dragoman.processes.sandbox import (
     SandboxFolders,
     SandboxSpec,
     build_sandbox_command,
+    describe_hub_paths,
     describe_loose_files,
     find_paths,
 )
@@ -121,6 +122,33 @@ def test_secrets_below_a_granted_folder_are_hidden(user: User) -> None:
     assert above == {"..": "rw", **{name: how for name, how in wide.items() if name != "."}}
     key = user.list_mounts("/usr/bin/x", str(user.home), str(user.home / ".ssh" / "id"))
     assert key == {**wide, ".ssh/id": "rw"}
+
+
+def test_no_argument_grants_the_home_of_the_hub(user: User) -> None:
+    hub = str(user.hub)
+    user.make(".dragoman/config.toml", ".dragoman/run/http.sock", ".dragoman/tool.py")
+    (user.home / "link").symlink_to(user.hub)
+    (user.home / "odd.py").symlink_to(user.hub / "config.toml")
+    named = [hub, f"{hub}/", f"{hub}/config.toml", f"{hub}/run/http.sock", f"{hub}/absent.db",
+             f"{hub}/run", str(user.home / "link"), str(user.home / "link" / "config.toml"),
+             str(user.home / "odd.py"), f"{user.home}/../ada/.dragoman"]  # fmt: skip
+    for path in named:
+        assert user.list_mounts("/usr/bin/x", path) == {}, path
+        assert user.list_mounts("/usr/bin/x", f"--dir={path}") == {}, path
+        assert user.list_mounts("/usr/bin/x", FILE=path) == {}, path
+    assert user.list_mounts("/usr/bin/x", granted=(hub,)) == {}
+    wide = {".": "rw", ".ssh": "tmpfs", ".dragoman": "tmpfs"}
+    assert user.list_mounts("/usr/bin/x", str(user.home), *named) == wide
+    assert user.list_mounts("/usr/bin/x", users=True, granted=(hub,)) == wide
+    # A script there is visible by itself, without the folder that it is in.
+    script = user.list_mounts("/usr/bin/python3", f"{hub}/tool.py")
+    assert script == {".dragoman/tool.py": "ro"}
+
+    own = user.hub / "servers" / "s"
+    spec = SandboxSpec("net", SandboxFolders(user.hub, own, user.home), False, (hub,))
+    command = ["/usr/bin/x", hub, f"{hub}/tool.py", str(own / "home"), str(user.home)]
+    (remark,) = describe_hub_paths(spec, command, {}, (), str(own / "home"))
+    assert remark.startswith(f"{hub} is in the hub's home, which no server in a sandbox sees")
 
 
 def test_program_below_the_home_is_visible_with_its_interpreter(user: User) -> None:

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from dragoman.core.cluster import OwnedElsewhere, find_mark, make_id
-from dragoman.core.errors import StorageFailed
+from dragoman.core.errors import LeaseExpired, StorageFailed
 from dragoman.stores import cluster
 from dragoman.stores.cluster import _JOIN, _LIST, READY, PostgresCluster
 
@@ -46,7 +46,7 @@ def is_owner(hub: PostgresCluster, mark: str) -> bool:
 
 @pytest.mark.timeout(60)
 async def test_a_lease_has_one_holder_and_passes_on_with_a_larger_token(postgres_url: str) -> None:
-    async with run_hub(postgres_url, "a") as first, run_hub(postgres_url, "b") as second:
+    async with run_hub(postgres_url, "a", 30) as first, run_hub(postgres_url, "b", 30) as second:
         await until(lambda: first.holds("work"))
         assert not second.holds("work")
         token = first.find_token("work")
@@ -206,8 +206,8 @@ async def test_a_long_takeover_does_not_cost_the_heir_its_own_lease(postgres_url
         await first.stop()
         await until(lambda: len(attempts) == 2)
         renewed = second._renewed
-        await until(lambda: second._renewed > renewed + 2 * LEASE)
-        assert second.is_connected and not is_owner(second, first.mark)
+        await until(lambda: second._renewed > renewed + 2 * LEASE and second.is_connected)
+        assert not is_owner(second, first.mark)
         may_end.set()
         await until(lambda: is_owner(second, first.mark))
         assert attempts == [first.mark] * 2
@@ -224,7 +224,8 @@ async def test_a_hub_that_was_declared_dead_becomes_no_heir(postgres_url: str) -
         async with second._lock, first._lock:
             await admin.execute(stop, ("00000000", second.mark))
             await admin.execute(stop, (None, first.mark))
-            assert not await second._become_heir(first.mark)
+            with pytest.raises(LeaseExpired):
+                await second._become_heir(first.hubs[first.mark])
 
 
 async def test_leases_expire_while_the_machine_sleeps(
@@ -237,3 +238,144 @@ async def test_leases_expire_while_the_machine_sleeps(
         now = cluster._read_clock() + 31
         monkeypatch.setattr(cluster, "_read_clock", lambda: now)  # as it wakes up
         assert not hub.holds("work") and not hub.is_connected
+
+
+class SteppedClock:
+    """The clock of the hubs in this process, which a test sets forward."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._ahead, read = 0.0, cluster._read_clock
+        monkeypatch.setattr(cluster, "_read_clock", lambda: read() + self._ahead)
+
+    async def pass_time(self, hub: PostgresCluster, seconds: float) -> None:
+        """Lets time pass for a hub that goes on to renew its row."""
+        for _ in range(round(seconds / 10)):
+            self._ahead += 10
+            await hub.refresh()
+
+
+async def execute(url: str, statement: str, *values: Any) -> list[Any]:
+    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as admin:
+        cursor = await admin.execute(statement.encode(), values)
+        return await cursor.fetchall() if cursor.description else []
+
+
+ADD_HUB = (
+    "INSERT INTO dragoman.hubs (id, node, version, address, state) "
+    "VALUES (%s, 'b', '1', 'b:1', 'ready')"
+)
+STEP = "UPDATE dragoman.hubs SET seen_at = seen_at + make_interval(secs => %s) WHERE id = %s"
+FIND_HEIR = "SELECT state, heir FROM dragoman.hubs WHERE id = %s"
+
+
+@pytest.mark.parametrize("seconds", [-3600, 3600])
+async def test_a_step_of_the_clock_of_the_database_ends_no_hub(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch, seconds: int
+) -> None:
+    clock = SteppedClock(monkeypatch)
+    async with run_hub(postgres_url, "a", 30) as hub:
+        await clock.pass_time(hub, 60)  # long enough to judge others
+        await execute(postgres_url, ADD_HUB, "0000000b")
+        await hub.refresh()
+        # What a row looks like after the clock was set: it was renewed long ago, or will be.
+        await execute(postgres_url, STEP, seconds, "0000000b")
+        await hub.refresh()
+        assert await execute(postgres_url, FIND_HEIR, "0000000b") == [("ready", None)]
+
+
+async def test_a_hub_is_dead_when_its_row_was_seen_unchanged_for_a_lease(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SteppedClock(monkeypatch)
+    async with run_hub(postgres_url, "a", 30) as hub:
+        await clock.pass_time(hub, 60)
+        for id in ("0000000b", "0000000c"):
+            await execute(postgres_url, ADD_HUB, id)
+        for _ in range(4):  # one of them renews, as a hub of the version before does
+            await clock.pass_time(hub, 20)
+            await execute(postgres_url, STEP, 0.001, "0000000b")
+            await hub.refresh()
+        assert await execute(postgres_url, FIND_HEIR, "0000000b") == [("ready", None)]
+        assert await execute(postgres_url, FIND_HEIR, "0000000c") == [("dead", hub.mark)]
+        # A sign of life after the last look at its row keeps it alive.
+        seen = hub.hubs["0000000b"]
+        await execute(postgres_url, STEP, 0.001, "0000000b")
+        async with hub._lock:
+            assert not await hub._become_heir(seen)
+
+
+async def test_a_lease_is_not_lost_by_a_step_of_the_clock(postgres_url: str) -> None:
+    async with run_hub(postgres_url, "a", 30) as first, run_hub(postgres_url, "b", 30) as second:
+        first.holds("work")
+        await until(lambda: first.holds("work"))
+        assert not second.holds("work")
+        await execute(postgres_url, "UPDATE dragoman.leases SET until = until - interval '1 hour'")
+        await second.refresh()
+        assert not second.holds("work") and second.find_holder("work") == first.mark
+        token = first.find_token("work")
+        await first.set_state("draining")  # others get it at once
+        assert not first.holds("work")
+        await second.refresh()
+        assert second.find_token("work") == token + 1
+
+
+async def test_a_hub_that_was_declared_dead_writes_nothing(postgres_url: str) -> None:
+    async with run_hub(postgres_url, "a", 30) as first, run_hub(postgres_url, "b", 30) as second:
+        await second.refresh()
+        record, old = second.hubs[first.mark], first.mark
+        async with first._lock, second._lock:  # before it notices
+            await execute(
+                postgres_url, "UPDATE dragoman.hubs SET state = 'dead' WHERE id = %s", first.mark
+            )
+            connection = await first._lane.connect()
+            with pytest.raises(LeaseExpired):
+                async with first.fence.transact(connection):
+                    raise AssertionError("a transaction was begun")
+            assert connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+            assert await second._become_heir(record)
+        await first.refresh()
+        assert first.mark != old
+        async with first.fence.transact(connection):  # as another hub
+            await connection.execute("SELECT 1")
+        await connection.close()
+
+
+async def test_a_declaration_of_death_waits_for_transactions_and_a_renewal_does_not(
+    postgres_url: str,
+) -> None:
+    async with run_hub(postgres_url, "a", 30) as first, run_hub(postgres_url, "b", 30) as second:
+        connection = await first._lane.connect()
+        async with first.fence.transact(connection):
+            await first.refresh()
+            async with first._lock, second._lock:
+                second._take(await second._run(_LIST, ()))
+                with pytest.raises(StorageFailed, match="lock timeout"):
+                    await second._become_heir(second.hubs[first.mark])
+        async with first._lock, second._lock:
+            second._take(await second._run(_LIST, ()))
+            assert await second._become_heir(second.hubs[first.mark])
+        await connection.close()
+
+
+async def test_what_appears_after_a_takeover_is_taken_over_too(postgres_url: str) -> None:
+    async with run_hub(postgres_url, "a", 30) as first, run_hub(postgres_url, "b", 30) as second:
+        taken: list[str] = []
+        left: set[str] = set()
+
+        async def take(id: str) -> None:
+            taken.append(id)
+            left.discard(id)
+
+        second.on_inherit.append(take)
+        second.find_left.append(lambda ids: left.intersection(ids))
+        await first.stop()
+        await until(lambda: is_owner(second, first.mark))
+        for _ in range(2):
+            await second.refresh()
+        assert taken == [first.mark]
+        left.add(first.mark)
+        async with asyncio.timeout(15):
+            while left:  # a second later
+                await second.refresh()
+                await asyncio.sleep(0.02)
+        assert taken == [first.mark] * 2

@@ -16,7 +16,7 @@ from dragoman.core.tasks import Entry
 from dragoman.stores import copy_home as copying
 from dragoman.stores.all_tables import ALL_TABLES
 from dragoman.stores.client_grants import ClientGrantStore
-from dragoman.stores.conversations import DatabaseConversations
+from dragoman.stores.conversations import NEVER, DatabaseConversations
 from dragoman.stores.copy_home import CopiedStore, copy_home, count_rows
 from dragoman.stores.credentials import DatabaseCredentials
 from dragoman.stores.database import StorePlace, connect_server
@@ -29,6 +29,7 @@ from dragoman.stores.users import UsersDatabase, UserStore
 ANN = Principal("key", "ann", "acme")
 KEY = bytes(range(32))
 CREDENTIAL = CredentialId("token", "files", "user:ann\0acme", "https://a.example", "https://b/mcp")
+MESSAGES = [{"role": "user", "content": "hi"}]
 TALK = ConversationKey("a", "key:ann\0acme", "c1")
 
 
@@ -57,7 +58,8 @@ async def home(tmp_path: Path) -> Path:
         grants = ClientGrantStore(base, users)
         grants.open_grant("anna", "app", "App", ["call"], "http://hub", "uri", "pkce")
     talks = DatabaseConversations(tmp_path)
-    talks.save(TALK, [{"role": "user", "content": "hi"}])
+    talks.append(TALK, NEVER, MESSAGES, MESSAGES, lambda messages: messages)
+    talks.save_context(TALK, "far")
     talks.close()
     return tmp_path
 
@@ -84,7 +86,9 @@ async def check_contents(place: StorePlace) -> None:
         assert UserStore(base).record_next(lambda verb, *_: recorded.append(verb))
         assert recorded == ["user.add"]
     talks = DatabaseConversations(place)
-    assert await talks.find(TALK) == [{"role": "user", "content": "hi"}]
+    stored = await talks.find(TALK)
+    assert stored is not None and stored.messages == MESSAGES
+    assert await talks.find_context(TALK) == "far"
     talks.close()
 
 
@@ -95,9 +99,9 @@ async def test_a_copied_home_has_the_same_contents(home: Path, postgres_url: str
         rows = {one.store: one.rows for one in copied}
         assert rows == {
             "keys": 1, "users": 4, "credentials": 1, "pins": 1, "registry": 2, "tasks": 40,
-            "agents": 1,
+            "agents": 2,
         }  # fmt: skip
-        assert noted[-1] == ("agents", 1, 1)
+        assert noted[-1] == ("agents", 2, 2)
         counts = count_rows(server)
         assert {name: counts[name] for name in rows} == rows
         await check_contents(server)

@@ -14,6 +14,7 @@ from dragoman.core.errors import StorageFailed
 from dragoman.core.ports import KeptEvent, TaskChange
 from dragoman.core.principal import Principal
 from dragoman.stores import handover
+from dragoman.stores.fence import Fence
 from dragoman.stores.handover import PostgresHandover
 
 ALICE, BOB = Principal("key", "alice\0", "acme"), Principal("key", "bob")
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.timeout(60)
 async def run(url: str) -> AsyncIterator[PostgresHandover]:
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as admin:
         await admin.execute(b"CREATE SCHEMA IF NOT EXISTS dragoman; " + handover.SCHEMA.encode())
-    made = PostgresHandover(url)
+    made = PostgresHandover(url, Fence())
     made.start()
     try:
         yield made
@@ -106,7 +107,7 @@ async def test_an_outage_loses_nothing_and_bad_rows_block_nothing(
 ) -> None:
     monkeypatch.setattr(handover, "RETRY_SECONDS", 0.01)
     async with run(postgres_url) as one:
-        execute, failures = one._writer.run, [2]
+        execute, failures = one._writer.write, [2]
 
         async def fail(*arguments: Any) -> Any:
             if failures[0]:
@@ -114,7 +115,7 @@ async def test_an_outage_loses_nothing_and_bad_rows_block_nothing(
                 raise StorageFailed("away")
             return await execute(*arguments)
 
-        monkeypatch.setattr(one._writer, "run", fail)
+        monkeypatch.setattr(one._writer, "write", fail)
         one.keep_event("s", "p1", event(1))
         one.keep_task(change("t", "working", tool="x"))
         assert await until(lambda: one.load_events("s", "p1", 0)) == [event(1)]

@@ -25,6 +25,7 @@ from dragoman.stores.database import (
     open_database,
     render_reason,
 )
+from dragoman.stores.fence import Fence
 from dragoman.stores.postgres import PostgresConnection, PostgresDatabase, PostgresServer
 from dragoman.stores.postgres_async import AsyncLane
 from dragoman.stores.postgres_connections import is_temporary, render_failure
@@ -188,7 +189,7 @@ async def test_a_lane_of_the_event_loop_is_used_again_only_if_it_is_idle(
 async def test_a_pool_of_runs_keeps_no_connection_that_is_in_a_transaction(
     postgres_url: str,
 ) -> None:
-    runs = await open_postgres_runs(postgres_url, exclusive=False)
+    runs = await open_postgres_runs(postgres_url, Fence(), is_shared=False)
     async with runs._pool.take() as connection:
         await connection.execute("BEGIN")
     assert runs._pool.free == []

@@ -36,6 +36,9 @@ from dragoman.stores.redis_link import LinkLimits, RedisLink
 pytestmark = pytest.mark.promise("O2")
 
 WIDE = Rate(1e9, 1e9)
+PATIENT = LinkLimits(reply_seconds=20.0)
+"""A busy machine is not an outage."""
+USUAL = LinkLimits()
 PEERS = Path(__file__).parent.parent / "peers"
 
 
@@ -68,8 +71,10 @@ async def until(holds: Callable[[], bool], seconds: float = 5.0) -> float:
 
 
 @contextlib.asynccontextmanager
-async def run_limiter(url: str, rules: RateRules, **how: Any) -> AsyncIterator[SharedRateLimiter]:
-    limiter = SharedRateLimiter(url, rules, **how)
+async def run_limiter(
+    url: str, rules: RateRules, link_limits: LinkLimits = PATIENT, **how: Any
+) -> AsyncIterator[SharedRateLimiter]:
+    limiter = SharedRateLimiter(url, rules, link_limits=link_limits, **how)
     limiter.start()
     try:
         await until(lambda: limiter.is_shared)
@@ -134,6 +139,24 @@ async def test_it_decides_and_reports_as_the_limiter_of_one_process(server: Valk
         assert waits[:2] == [0.0, 0.0] and waits[2] == pytest.approx(1_000, abs=10)
         assert shared.find_address_wait("192.0.2.1") > 900
         assert await charge_address(shared, "192.0.2.2") == 0.0
+
+
+async def test_rules_that_change_during_a_charge_count_for_its_reply(server: ValkeyServer) -> None:
+    slow, fast = build_rules(principal=Rate(1, 100)), build_rules(principal=Rate(60_000, 100))
+    async with run_limiter(server.url, slow) as limiter:
+        charged = [asyncio.create_task(charge(limiter, key("a"))) for _ in range(100)]
+        await asyncio.sleep(0)  # they are sent
+        limiter.apply(fast)
+        await asyncio.gather(*charged)
+        (budget,) = [one for one in limiter.find_budgets(key("a")) if one.scope == "principal"]
+        assert budget.full_in <= 0.1
+        for _ in range(100):
+            try:
+                return await charge(limiter, key("a"))
+            except RateLimited as refusal:
+                assert refusal.retry_after <= 0.1
+                await asyncio.sleep(refusal.retry_after)
+        raise AssertionError("no token returns")
 
 
 async def test_what_one_hub_charges_is_used_at_the_other(server: ValkeyServer) -> None:
@@ -258,7 +281,7 @@ class Outage:
         took = time.monotonic() - self.begun
         limit = rate.burst + took * rate.per_minute / 60
         assert 0.5 * limit < self.admitted <= 2 * limit + 1
-        assert self.late <= 0.06 + 3 * self.lag
+        assert self.late <= 0.06 + 10 * self.lag
 
 
 @pytest.mark.parametrize("how", ["killed", "paused", "refusing"])
@@ -266,7 +289,10 @@ async def test_hubs_decide_by_themselves_while_redis_is_away(how: str) -> None:
     rate = Rate(3_000, 20)
     rules = build_rules(principal=rate)
     with run_valkey() as server:
-        async with run_limiter(server.url, rules) as one, run_limiter(server.url, rules) as other:
+        async with (
+            run_limiter(server.url, rules, USUAL) as one,
+            run_limiter(server.url, rules, USUAL) as other,
+        ):
             await until(lambda: one._hubs == other._hubs == 2)
             away = {"killed": server.kill, "paused": server.pause}.get(
                 how, lambda: server.command("CONFIG", "SET", "maxmemory", "1")
@@ -291,7 +317,7 @@ async def test_a_slow_server_is_left_alone_until_it_is_fast(server: ValkeyServer
     rate = Rate(3_000, 20)
     async with (
         run_slow_proxy(server.url) as proxy,
-        run_limiter(proxy.url, build_rules(principal=rate)) as limiter,
+        run_limiter(proxy.url, build_rules(principal=rate), USUAL) as limiter,
         Outage(limiter) as outage,
     ):
         await asyncio.sleep(0.2)

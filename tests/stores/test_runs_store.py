@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from dragoman.core.errors import ConfigError, InvalidInput
+from dragoman.core.errors import ConfigError, InvalidInput, LeaseExpired
 from dragoman.core.runs import (
     COMPLETED,
     QUEUED,
@@ -28,6 +28,7 @@ from dragoman.core.runs import (
 from dragoman.core.structs import replace
 from dragoman.core.taint import LabelOrigin
 from dragoman.stores.cluster import SCHEMA
+from dragoman.stores.fence import Fence
 from dragoman.stores.runs import SqliteRuns
 from dragoman.stores.runs_postgres import open_postgres_runs
 
@@ -53,7 +54,10 @@ def step(path: str, state: str = COMPLETED, **more: Any) -> StepRecord:
 
 @asynccontextmanager
 async def open_store(kind: str, home: Path, url: str) -> AsyncIterator[RunStore]:
-    store: RunStore = SqliteRuns(home) if kind == "sqlite" else await open_postgres_runs(url)
+    store: RunStore = SqliteRuns(home)
+    if kind == "postgres":
+        await store.aclose()
+        store = await open_postgres_runs(url, Fence(), is_shared=False)
     try:
         yield store
     finally:
@@ -124,18 +128,18 @@ async def test_runs_are_stored_found_and_pruned(
         assert await store.find_source("d10.0") is None and await store.find_source("d1.0")
     async with open_store(kind, tmp_path, url) as store:
         assert await store.count_unfinished() == counts
-        if kind == "postgres":
-            with pytest.raises(ConfigError, match="in use by another hub"):
-                await open_postgres_runs(url)
 
 
 async def test_hubs_that_share_a_store_work_on_their_own_runs(postgres_url: str) -> None:
     marks = {"a": "aaaaaaaa", "b": "bbbbbbbb"}
-    a = await open_postgres_runs(postgres_url, exclusive=False, find_hub=lambda: marks["a"])
-    b = await open_postgres_runs(postgres_url, exclusive=False, find_hub=lambda: marks["b"])
+    fences = {name: Fence() for name in marks}
+    for name, mark in marks.items():
+        fences[name].mark = mark
+    a = await open_postgres_runs(postgres_url, fences["a"], is_shared=True)
+    b = await open_postgres_runs(postgres_url, fences["b"], is_shared=True)
     with psycopg.connect(postgres_url, autocommit=True) as db:
         db.execute(SCHEMA.encode())
-        for mark in marks.values():
+        for mark in (*marks.values(), "cccccccc"):
             db.execute(
                 "INSERT INTO dragoman.hubs (id, node, version, address, state) "
                 "VALUES (%s, 'n', '1', 'x', 'ready')",
@@ -176,21 +180,22 @@ async def test_hubs_that_share_a_store_work_on_their_own_runs(postgres_url: str)
         end(marks["a"])
         assert await b.rescue() == 1 and await b.rescue() == 0
         assert await b.list_due(0.0, 9) == ["r2"]
-        with pytest.raises(RunTaken):
+        with pytest.raises(LeaseExpired):
             await a.save(replace(running, state=COMPLETED))
         claimed = await b.claim("r2")
         assert claimed is not None and claimed.state == QUEUED
+        for write in (a.add(build("r3"), "s"), a.claim("r2"), a.rescue()):
+            with pytest.raises(LeaseExpired):
+                await write
+        fences["a"].mark = "cccccccc"  # it has joined again
         with pytest.raises(RunTaken):
             await a.save(replace(running, state=COMPLETED))
         await b.save(running)
-        marks["b"] = "cccccccc"  # it was cut off, and joined again
-        with pytest.raises(RunTaken):
-            await b.save(replace(running, state=COMPLETED))
     await a.aclose()
     await b.aclose()
 
 
 async def test_a_database_that_cannot_be_reached_is_one_sentence() -> None:
     with pytest.raises(ConfigError, match="cannot be used") as raised:
-        await open_postgres_runs("postgresql://u:secret@127.0.0.1:9/x")
+        await open_postgres_runs("postgresql://u:secret@127.0.0.1:9/x", Fence(), is_shared=False)
     assert "secret" not in str(raised.value)

@@ -176,6 +176,36 @@ async def test_agent_is_discovered_and_answers(
     assert "asks for more input" in read_text(asks)
 
 
+async def test_a_card_and_a_redirect_lead_to_no_origin_that_was_not_granted(
+    reaching: ToolRig, peer: SmallHttp, small: SmallA2aAgent
+) -> None:
+    """A grant of one port of a host is not one of the others, whatever card is read when."""
+    async with serve_http(small.answer) as other:
+        cards = [peer.url, other.url, other.url]  # the card changes after it was read once
+
+        def answer(asked: HttpAsked) -> tuple[int, dict[str, str], bytes]:
+            if asked.path == "/moved" or asked.path.startswith("/moved/"):
+                return 307, {"location": f"{other.url}{asked.path}"}, b""
+            if asked.method != "GET":
+                return small.answer(asked)
+            card = small.build_card(asked)
+            card["supportedInterfaces"][0]["url"] = cards.pop(0) if len(cards) > 1 else cards[0]
+            return 200, {"content-type": "application/json"}, encode(card)
+
+        async with serve_http(answer) as first:
+            granted = (f"127.0.0.1:{first.port}",)
+            reaching.add_agent(reaching.build_profile("narrow", network=granted, agents=()))
+            for _ in range(3):
+                with pytest.raises(HubError, match="was not granted"):
+                    await reaching.use("a2a_send", "narrow", agent_url=first.url, message="hi")
+            await reaching.use("a2a_discover", "narrow", url=f"{first.url}/moved")
+            with pytest.raises(HubError, match="was not granted"):
+                await reaching.use(
+                    "a2a_send", "narrow", agent_url=f"{first.url}/moved", message="hi"
+                )
+        assert not other.asked and not peer.asked and not small.sent
+
+
 async def test_registered_agent_is_called_through_the_hub(reaching: ToolRig) -> None:
     reaching.add_agent(reaching.build_profile("partner"))
     found = await reaching.use("a2a_send", agent_name="partner", message="hi")

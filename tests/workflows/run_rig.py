@@ -16,7 +16,9 @@ from dragoman.config import Config
 from dragoman.core.call import Call, Question, Result
 from dragoman.core.principal import OWNER, Principal
 from dragoman.core.runs import ENDED, Run, StepRecord
+from dragoman.core.secret_rules import Author
 from dragoman.core.tool import TargetFacts, TargetTraits, Tool
+from dragoman.stores.config import StoreSettings
 from dragoman.workflows.config import WorkflowSettings
 from dragoman.workflows.service import RunService, RunStart
 
@@ -97,7 +99,7 @@ class RunRig:
 
     async def define(self, name: str, *steps: Mapping[str, Any], **more: Any) -> None:
         parts = await self.app.parts.workflows.require()
-        parts.folder.write(name, json.dumps({"steps": list(steps), **more}))
+        parts.folder.write(name, json.dumps({"steps": list(steps), **more}), Author.OWNER)
 
     async def start(self, name: str, who: Principal = OWNER, **inputs: Any) -> Run:
         request = RunStart(principal=who, door="api", inputs=inputs)
@@ -141,13 +143,17 @@ class RunRig:
 
 @asynccontextmanager
 async def run_rig(
-    home: Path, stub: StubTools | None = None, policies: str = "", **settings: Any
+    home: Path,
+    stub: StubTools | None = None,
+    policies: str = "",
+    store: StoreSettings | None = None,
+    **settings: Any,
 ) -> AsyncIterator[RunRig]:
     home_files.prepare(str(home))
     if policies and not (home / "policies").exists():
         (home / "policies").mkdir()
         (home / "policies" / "test.cedar").write_text(policies, encoding="utf-8")
-    config = Config(workflows=WorkflowSettings(**settings))
+    config = Config(workflows=WorkflowSettings(**settings), store=store or StoreSettings())
     app = build_app(home, config, "mcp")
     rig = RunRig(app, stub or StubTools())
     for name, answer in rig.stub.tools.items():

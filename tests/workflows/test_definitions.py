@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from textwrap import dedent
@@ -10,6 +11,7 @@ from typing import Any
 import jsonschema_rs
 import pytest
 import yaml
+from tests.cpu_time import measure_cpu
 
 from dragoman.core.errors import InvalidInput
 from dragoman.workflows import schema
@@ -17,7 +19,7 @@ from dragoman.workflows.durations import parse_duration
 from dragoman.workflows.inputs import build_input_schema, resolve_inputs
 from dragoman.workflows.loader import InvalidDefinition, check_definition, load_workflow
 from dragoman.workflows.model import NODES, Retry, Step
-from dragoman.workflows.yaml_reader import read_yaml
+from dragoman.workflows.yaml_reader import MAX_PROBLEMS, read_yaml
 
 pytestmark = pytest.mark.promise("R14")
 
@@ -365,3 +367,63 @@ def test_the_example_in_the_docs_and_the_starter_are_valid() -> None:
     assert examples
     for one in [*examples, STARTER.read_text(encoding="utf-8")]:
         assert check_definition(one, "example") == []
+
+
+def dump(*steps: dict[str, Any], **more: Any) -> str:
+    return json.dumps({**more, "steps": list(steps)})
+
+
+HOSTILE: dict[str, str] = {
+    "unknown references": dump(
+        *(
+            step(f"step-{number}", [f"{{{{ nodes.stop-{number}-{copy} }}}}" for copy in range(5)])
+            for number in range(60)
+        )
+    ),
+    "unknown keys": dump(step("a"), **{f"key{number:04}": 1 for number in range(3_000)}),
+    "unknown keys of a step": dump(
+        {**step("a"), **{f"key{number:04}": 1 for number in range(3_000)}}
+    ),
+    "unknown steps": dump(
+        *(
+            step(f"step-{number}", dependsOn=[f"stop-{number}-{copy}" for copy in range(20)])
+            for number in range(60)
+        )
+    ),
+    "unknown events": dump(
+        step("a"), triggers=[{"type": "event", "event": f"calls.{one}"} for one in range(1_000)]
+    ),
+}
+
+
+@pytest.mark.parametrize("source", HOSTILE.values(), ids=HOSTILE)
+def test_a_definition_full_of_mistakes_costs_little_more_than_a_good_one(source: str) -> None:
+    good = dump(*(step(f"step-{number}", "{{ $run.id }}") for number in range(100)))
+    assert check_definition(good, "x") == []
+    cost = measure_cpu(lambda: check_definition(good, "x")) / len(good)
+    assert measure_cpu(lambda: check_definition(source, "x"), 1) / len(source) < 5 * cost
+
+
+@pytest.mark.parametrize("source", HOSTILE.values(), ids=HOSTILE)
+def test_the_first_mistakes_of_a_definition_are_reported(source: str) -> None:
+    problems = check_definition(source, "x")
+    assert 1 <= len(problems) <= MAX_PROBLEMS + 1
+    with pytest.raises(InvalidDefinition) as caught:
+        load_workflow(source, "x")
+    assert str(caught.value).endswith("; and more") == (len(problems) > MAX_PROBLEMS)
+
+
+def test_long_chains_and_cycles_of_steps_are_understood() -> None:
+    def chain(length: int, is_closed: bool) -> str:
+        return dump(
+            *(
+                step(f"s{one}", dependsOn=f"s{(one + 1) % length}")
+                if is_closed or one < length - 1
+                else step(f"s{one}")
+                for one in range(length)
+            )
+        )
+
+    assert check_definition(chain(400, False), "x") == []
+    (problem,) = check_definition(chain(400, True), "x")
+    assert "in a cycle" in problem.message

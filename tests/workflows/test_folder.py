@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from dragoman.core.errors import InvalidInput, NotFound
+from dragoman.core.secret_rules import Author, ReferenceRules
 from dragoman.workflows.describe import describe_file, describe_workflow
-from dragoman.workflows.folder import MAX_FILES, WorkflowFolder
+from dragoman.workflows.folder import MAX_FILES, WorkflowFolder, write_file
 
 pytestmark = pytest.mark.promise("R14")
 
@@ -107,7 +108,7 @@ def test_what_cannot_be_read_or_trusted_is_a_problem(folder: WorkflowFolder) -> 
 
 
 def test_workflows_are_written_and_deleted_by_name(folder: WorkflowFolder) -> None:
-    made = folder.write("new", define())
+    made = folder.write("new", define(), Author.OWNER)
     file = folder.path / "new.yaml"
     assert folder.get("new") == made and stat.S_IMODE(file.stat().st_mode) == 0o600
     described = describe_workflow(made)
@@ -117,7 +118,7 @@ def test_workflows_are_written_and_deleted_by_name(folder: WorkflowFolder) -> No
                    "compensates": None}]
     }  # fmt: skip
     put(folder, "old.yml", define(more="name: older\n"))
-    folder.write("older", define("2", "name: older\n"))
+    folder.write("older", define("2", "name: older\n"), Author.OWNER)
     assert (folder.path / "old.yml").read_text() == define("2", "name: older\n")
     put(folder, "mine.yaml", define(more="name: yours\n"))
     for name, source, words in [
@@ -128,13 +129,13 @@ def test_workflows_are_written_and_deleted_by_name(folder: WorkflowFolder) -> No
         ("mine", define(), 'the file mine.yaml has the workflow "yours"'),
     ]:
         with pytest.raises(InvalidInput, match=words):
-            folder.write(name, source)
+            folder.write(name, source, Author.OWNER)
     assert folder.find("new") == made
     target = folder.path / "elsewhere"
     target.write_text(define())
     (folder.path / "link.yaml").symlink_to(target)
     with pytest.raises(InvalidInput, match="symbolic link"):
-        folder.write("link", define("9"))
+        folder.write("link", define("9"), Author.OWNER)
     folder.remove("new")
     assert not file.exists() and folder.get("new") is None
     assert not [one for one in folder.path.iterdir() if one.name.startswith(".")]
@@ -153,6 +154,66 @@ def test_the_folder_is_bounded_and_followed(
     assert sum("the rest is ignored" in one.message for one in caplog.records) == 1
     assert sum("w0001.yaml:1: " in one.message for one in caplog.records) == 1
     with pytest.raises(InvalidInput, match="delete one first"):
-        folder.write("more", define())
+        folder.write("more", define(), Author.OWNER)
     asyncio.run(folder.follow())
     assert sum("the rest is ignored" in one.message for one in caplog.records) == 1
+
+
+HOOK = """\
+triggers:
+  - type: webhook
+    secret: "%s"
+steps:
+  - {id: a, nodeId: transform, config: {value: 1}}"""
+
+
+def test_what_the_api_writes_follows_the_rules_of_secrets(tmp_path: Path) -> None:
+    rules = ReferenceRules((), tmp_path, ["env:TEAM_*"])
+    folder = WorkflowFolder(tmp_path / "workflows", check=rules.check)
+    for secret in ("exec:id", "env:AWS_SECRET_ACCESS_KEY", "file:/etc/hostname", "keyring:a/b"):
+        with pytest.raises(InvalidInput, match='line 2: workflow "hook" was written by the API'):
+            folder.write("hook", HOOK % secret, Author.API)
+    with pytest.raises(InvalidInput, match="AWS_SECRET_ACCESS_KEY"):
+        folder.write("hook", "env: [AWS_SECRET_ACCESS_KEY]\n" + define(), Author.API)
+    assert not folder.list_files() and not (tmp_path / "workflows").exists()
+    made = folder.write("hook", HOOK % "env:TEAM_HOOK", Author.API)
+    assert made.author is Author.API and made.triggers[0].secret == "env:TEAM_HOOK"
+
+    # The owner's own session writes what the owner's files may contain.
+    owned = folder.write("own", HOOK % "exec:op read x", Author.OWNER)
+    assert owned.author is Author.OWNER and owned.source == HOOK % "exec:op read x"
+
+
+def test_the_mark_of_the_api_stays_with_the_text(tmp_path: Path) -> None:
+    folder = WorkflowFolder(tmp_path / "workflows")
+    folder.write("hook", HOOK % "env:DRAGOMAN_AGENT_HOOK", Author.API)
+    file = folder.path / "hook.yaml"
+    text = file.read_text()
+    assert text.startswith(HOOK % "env:DRAGOMAN_AGENT_HOOK" + "\n# Written by the API")
+
+    # The file was changed under the mark, or another home allows less.
+    replace_file(folder, "hook.yaml", text.replace("env:DRAGOMAN_AGENT_HOOK", "exec:id"))
+    entry = folder.find_file("hook")
+    assert "hook.yaml:2" in entry.problem and "exec: references" in entry.problem
+    assert folder.find("hook").triggers[0].secret == "env:DRAGOMAN_AGENT_HOOK"
+
+    # The owner takes it over by removing the line.
+    replace_file(folder, "hook.yaml", HOOK % "exec:id")
+    assert folder.find("hook").author is Author.OWNER
+    # Who writes it again by the API is its author again, whatever the text says of itself.
+    made = folder.write("hook", text, Author.API)
+    assert made.author is Author.API and made.source.count("# Written by the API") == 1
+    assert folder.write("hook", text, Author.OWNER).author is Author.OWNER
+
+
+def test_files_of_the_owner_need_no_mark(tmp_path: Path) -> None:
+    folder = WorkflowFolder(tmp_path / "workflows")
+    folder.path.mkdir(mode=0o700)
+    replace_file(folder, "own.yaml", "env: [AWS]\n" + HOOK % "exec:op read x")
+    workflow = folder.find("own")
+    assert workflow.author is Author.OWNER and folder.is_own(workflow.digest)
+
+
+def replace_file(folder: WorkflowFolder, name: str, text: str) -> None:
+    write_file(folder.path / name, text)
+    folder.check()

@@ -31,6 +31,7 @@ from dragoman.core.agent_tool import SCHEMA, build_agent_tool
 from dragoman.core.call import ABSENT, Call, Result
 from dragoman.core.conversations import (
     CONTEXT,
+    ContextStore,
     Conversation,
     ConversationLimits,
     Conversations,
@@ -69,9 +70,10 @@ class CommandAgent:
         prefix: str,
         validate: Validator,
         org: str = "default",
+        store: ContextStore | None = None,
     ) -> None:
         """`prefix` precedes the names of agents in lists; `validate` validates the arguments of an
-        agent's tool."""
+        agent's tool; `store` keeps the states of its conversations beyond a restart."""
         self.name = facts.name
         self._facts = dataclasses.replace(facts, continues=True)  # each message starts a process
         self._spec = spec
@@ -79,7 +81,7 @@ class CommandAgent:
         reach = ISOLATED if spec.sandbox == "strict" else ""
         self.traits = TargetTraits(facts=TargetFacts(type="Agent", org=org, reach=reach))
         self.tool = build_agent_tool(self, self._facts, prefix, validate, SCHEMA)
-        self._conversations = Conversations(facts.name, CONVERSATIONS)
+        self._conversations = Conversations(facts.name, CONVERSATIONS, store=store)
         self._runs = AgentRuns(facts.name)
         self._queues: dict[tuple[str, str], _Queue] = {}
         """By principal and conversation, while there are calls."""
@@ -93,7 +95,10 @@ class CommandAgent:
         except Decline as error:
             raise Declined(f'agent "{self.name}" declined: {error}') from None
         blocks = build_blocks(call, self.name, self._facts.input_modes)
-        async with self._in_order(call):
+        await self._load_conversation(call)
+        async with self._in_order(call) as has_waited:
+            if has_waited:
+                await self._load_conversation(call)
             return await self._run_program(call, text, blocks)
 
     async def _run_program(self, call: Call, text: str, blocks: list[Any]) -> Result:
@@ -108,15 +113,16 @@ class CommandAgent:
         )
 
     @contextlib.asynccontextmanager
-    async def _in_order(self, call: Call) -> AsyncIterator[None]:
+    async def _in_order(self, call: Call) -> AsyncIterator[bool]:
         """Messages of one conversation are answered one after the other: each gets the state that
-        the one before it has left."""
+        the one before it has left. Yields whether the call had to wait."""
         key = call.principal.key, self._find_conversation(call).id
         queue = self._queues.setdefault(key, _Queue())
         queue.calls += 1
+        has_waited = queue.lock.locked()
         try:
             async with queue.lock:
-                yield
+                yield has_waited
         finally:
             queue.calls -= 1
             if not queue.calls:
@@ -142,13 +148,13 @@ class CommandAgent:
         except BadReply as error:
             raise BadReply(f"{where} gave an invalid answer: {error}") from None
 
+    async def _load_conversation(self, call: Call) -> None:
+        if id := self._conversations.find_unloaded(call, _find_asked(call)):
+            await self._conversations.load(call, id)
+
     def _find_conversation(self, call: Call) -> Conversation:
         """Finds the conversation, or starts one; its `context` is the program's state."""
-        handle = (call.handle or "").partition(" ")[2]
-        asked = handle or find_context_in_meta(call) or call.arguments.get(CONTEXT) or ""
-        if call.message is not None:
-            asked = ""
-        found = self._conversations.find(call, str(asked))
+        found = self._conversations.find(call, _find_asked(call))
         return found if found.id else found._replace(id=new_conversation_id())
 
     def _keep_state(
@@ -179,6 +185,14 @@ class CommandAgent:
 
     def close(self) -> None:
         """Its processes end with their calls."""
+
+
+def _find_asked(call: Call) -> str:
+    """Finds the id of the conversation that the call names itself; its protocol may name one."""
+    if call.message is not None:
+        return ""
+    handle = (call.handle or "").partition(" ")[2]
+    return str(handle or find_context_in_meta(call) or call.arguments.get(CONTEXT) or "")
 
 
 def _render_request(request: Request, state: str) -> bytes:

@@ -30,6 +30,7 @@ from dragoman.core.agent_tool import SCHEMA, TEXT_SCHEMA, build_agent_tool
 from dragoman.core.call import Call, Result
 from dragoman.core.conversations import (
     CONTEXT,
+    ContextStore,
     Conversation,
     Conversations,
     add_context,
@@ -51,8 +52,14 @@ class FunctionAgent:
     """A target with one tool, which takes a message."""
 
     def __init__(
-        self, entry: AgentEntry, prefix: str, validate: Validator, org: str = "default"
+        self,
+        entry: AgentEntry,
+        prefix: str,
+        validate: Validator,
+        org: str = "default",
+        store: ContextStore | None = None,
     ) -> None:
+        """`store` keeps the ids of its conversations beyond a restart."""
         self.traits = TargetTraits(facts=TargetFacts(type="Agent", org=org))
         self.entry = entry
         self.name = entry.name
@@ -61,7 +68,7 @@ class FunctionAgent:
         self._threads = None if self._async else AgentThreads(MAX_THREADS, f"agent-{entry.name}")
         schema = TEXT_SCHEMA if self._takes_text else SCHEMA
         self.tool = build_agent_tool(self, _build_facts(entry), prefix, validate, schema)
-        self._conversations = Conversations(entry.name)
+        self._conversations = Conversations(entry.name, store=store)
         self._runs = AgentRuns(entry.name)
 
     async def run(self, call: Call) -> Result:
@@ -73,7 +80,7 @@ class FunctionAgent:
             given: Any = read_text(call)
             if not self._takes_text:
                 blocks = build_blocks(call, self.name, self.entry.input_modes)
-                context = self._find_context(call)
+                context = await self._find_context(call)
                 given = request = build_request(call, given, blocks, context)
             if self._threads is None:
                 value = await self._function(given)
@@ -96,12 +103,14 @@ class FunctionAgent:
         id = self._conversations.keep(call, Conversation(request._context), KEPT)
         return result if result.questions else add_context(result, call, id, shown=True)
 
-    def _find_context(self, call: Call) -> str:
+    async def _find_context(self, call: Call) -> str:
         """Finds the id of the conversation, which the client knows too."""
         if call.message is not None:
             return call.message.context
-        asked = find_context_in_meta(call) or call.arguments.get(CONTEXT) or ""
-        return self._conversations.find(call, str(asked)).id or new_conversation_id()
+        asked = str(find_context_in_meta(call) or call.arguments.get(CONTEXT) or "")
+        if id := self._conversations.find_unloaded(call, asked):
+            await self._conversations.load(call, id)
+        return self._conversations.find(call, asked).id or new_conversation_id()
 
     def end(self) -> None:
         """A function that runs in a thread continues, and its result is dropped."""

@@ -6,7 +6,6 @@ without a meaning here give a warning each. Any other unknown field is an error.
 
 from __future__ import annotations
 
-import difflib
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -22,10 +21,12 @@ from dragoman.agents.manifest_agents import FILES, FOLDER
 from dragoman.agents.models.script import ScriptStep
 from dragoman.core.errors import ConfigError
 from dragoman.core.local_agents import AgentProfile, AgentSchedule, fold_tool_pattern
+from dragoman.core.nearest_names import find_nearest
 from dragoman.core.usage import Budget
 
 WORKSPACE = "workspace"
 MAX_MANIFEST = 1024 * 1024
+MAX_HINTS = 20
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 _.-]{0,63}")
 
 
@@ -329,6 +330,10 @@ def _render_invalid(problem: str) -> str:
     return f'the field "{path.rstrip("`")}": {words}'
 
 
+_SPECIAL = re.compile(r"[\\^$.|?*+(){}\[\]]")
+"""What makes a text more than itself as a regular expression."""
+
+
 def bind_to_parent(loaded: LoadedManifest, parent: Manifest) -> LoadedManifest:
     """Gives an agent that another one has started the models of its parent, unless it names one.
     Those that it names must be where the parent's are: with another URL or variable, an agent could
@@ -340,6 +345,12 @@ def bind_to_parent(loaded: LoadedManifest, parent: Manifest) -> LoadedManifest:
             f'agent "{manifest.name}" cannot be a program or a function: an agent starts agents '
             "with a model"
         )
+    for step in manifest.script:
+        if _SPECIAL.search(step.when):  # a model's expression may take minutes to match
+            raise ConfigError(
+                f'agent "{manifest.name}": "when" in the script of an agent that was started by '
+                "another one must be plain text, not a regular expression"
+            )
     if manifest.schedule:
         raise ConfigError(
             f'agent "{manifest.name}" cannot have a schedule in its manifest; use schedule_create'
@@ -405,8 +416,8 @@ def _list_unknown(data: Any, kind: Any, path: str) -> list[str]:
     for name, value in data.items():
         where = f"{path}{name}"
         if name not in known:
-            near = difflib.get_close_matches(str(name), known, 1)
-            hint = f'; did you mean "{path}{near[0]}"?' if near else ""
+            near = find_nearest(str(name), known) if len(found) < MAX_HINTS else None
+            hint = f'; did you mean "{path}{near}"?' if near else ""
             found.append(f'unknown field "{where}"{hint}')
             continue
         inner = _find_struct(known[name].type)

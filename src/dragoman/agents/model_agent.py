@@ -7,10 +7,9 @@ tool's question interrupts is kept until it is answered, for a bounded time.
 
 from __future__ import annotations
 
-import asyncio
 import re
 from base64 import b64encode
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace as dataclass_replace
 from fnmatch import fnmatchcase
@@ -19,8 +18,13 @@ from time import monotonic
 from typing import Any, Protocol, overload
 
 from dragoman.agents.agent_runs import AgentRuns
+from dragoman.agents.kept_conversations import (
+    ConversationStore,
+    KeptConversation,
+    KeptConversations,
+)
 from dragoman.agents.manifest import Manifest
-from dragoman.agents.model_loop import LoopLimits, LoopState, LoopUsage, ModelLoop, measure_message
+from dragoman.agents.model_loop import LoopLimits, LoopState, LoopUsage, ModelLoop
 from dragoman.agents.models.chat import ChatModel, Message, ModelReply, OfferedTool, TakeText
 from dragoman.agents.skills.skill_book import LoadedPrompt, SkillPrompt
 from dragoman.core.agent_tool import MESSAGE, SCHEMA, blocks_from_arguments, build_agent_tool
@@ -38,7 +42,6 @@ from dragoman.core.call import (
 from dragoman.core.conversations import (
     CONTEXT,
     Conversation,
-    ConversationKey,
     Conversations,
     add_context,
     find_context_in_meta,
@@ -81,19 +84,11 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
 
 
 class AgentRuntimeLimits(Struct, frozen=True, kw_only=True):
-    conversations: int = 1_000
-    """Conversations of one agent that are kept."""
-    messages: int = 200
-    """Messages of one of them."""
     suspended: int = 100
     """Runs that wait for an answer."""
     suspended_each: int = 20
     """Of these, how many of one principal."""
     suspended_seconds: float = 900.0
-    conversation_bytes: int = 1024 * 1024
-    """Size of the messages of one conversation that are kept."""
-    total_bytes: int = 64 * 1024 * 1024
-    """Of all conversations of one agent; the least recent go first."""
 
 
 class AgentHub(Protocol):
@@ -133,24 +128,6 @@ class UsageMeter(Protocol):
     def record(self, manifest: Manifest, call: Call, usage: LoopUsage, seconds: float) -> None: ...
 
 
-class ConversationStore(Protocol):
-    """Keeps conversations; a key is the agent, the key of the principal, and the context."""
-
-    async def find(self, key: ConversationKey) -> list[Message] | None: ...
-
-    def save(self, key: ConversationKey, messages: Sequence[Message]) -> None:
-        """Returns at once."""
-
-
-class _Conversation:
-    def __init__(self) -> None:
-        self.messages: list[Message] = []
-        self.is_new = True
-        """Whether the store may have its messages."""
-        self.size = 0
-        self.lock = asyncio.Lock()
-
-
 class _Suspended(Struct, frozen=True):
     state: LoopState
     principal: str
@@ -175,7 +152,6 @@ class ModelAgent:
     ) -> None:
         """`store` keeps its conversations beyond a restart; None for one that does not outlive the
         hub."""
-        self._store = store
         self.name = manifest.name
         facts = TargetFacts(type="Agent", org=profile.org)
         self.traits = TargetTraits(facts=facts, may_last=True, ends_questions=False)
@@ -202,9 +178,7 @@ class ModelAgent:
         on_card = AgentSkills(manifest, self._list_tools)
         self.tool = build_agent_tool(self, build_facts(manifest, on_card), prefix, validate, SCHEMA)
         self._conversations = Conversations(manifest.name)
-        self._kept: OrderedDict[tuple[str, str], _Conversation] = OrderedDict()
-        """By principal and context, the least recent first."""
-        self._bytes = 0
+        self._kept = KeptConversations(manifest.name, store)
         self._runs = AgentRuns(manifest.name)
         self._suspended: OrderedDict[str, _Suspended] = OrderedDict()
 
@@ -221,39 +195,45 @@ class ModelAgent:
         if call.handle:
             return await self._continue(call)
         context = call.notes.conversation = await self._find_context(call)
-        kept = self._find_conversation(call.principal, context)
+        kept = self._kept.find(call.principal, context)
         async with kept.lock:
-            await self._restore(kept, call.principal, context)
+            await self._kept.load(kept, call.principal, context)
             state = LoopState([*kept.messages, _build_user_message(call)], (), _find_schema(call))
-            result = await self._advance(call, context, state, None)
-            if result.questions is None:
-                self._keep_messages(kept, state, call.principal, context)
-        return self._add_context(result, call, context)
+            state.begun = len(kept.messages)
+            return await self._advance(call, context, kept, state, None)
 
     async def _continue(self, call: Call) -> Result:
         """Continues a run that has asked, with the answers."""
-        suspended = self._suspended.pop(call.handle or "", None)
+        context = self._find_suspended(call).context
+        call.notes.conversation = context
+        kept = self._kept.find(call.principal, context)
+        async with kept.lock:
+            await self._kept.load(kept, call.principal, context)
+            state = self._find_suspended(call).state
+            del self._suspended[call.handle or ""]
+            return await self._advance(call, context, kept, state, call.answers or {})
+
+    def _find_suspended(self, call: Call) -> _Suspended:
+        suspended = self._suspended.get(call.handle or "")
         if (
             suspended is None
             or suspended.until < self._clock()
-            or (suspended.principal != call.principal.key)
+            or suspended.principal != call.principal.key
         ):
             raise InvalidInput(
                 f'agent "{self.name}" no longer waits for this answer; send the message again'
             )
-        call.notes.conversation = suspended.context
-        kept = self._find_conversation(call.principal, suspended.context)
-        async with kept.lock:
-            result = await self._advance(
-                call, suspended.context, suspended.state, call.answers or {}
-            )
-            if result.questions is None:
-                self._keep_messages(kept, suspended.state, call.principal, suspended.context)
-        return self._add_context(result, call, suspended.context)
+        return suspended
 
     async def _advance(
-        self, call: Call, context: str, state: LoopState, answers: Mapping[str, Any] | None
+        self,
+        call: Call,
+        context: str,
+        kept: KeptConversation,
+        state: LoopState,
+        answers: Mapping[str, Any] | None,
     ) -> Result:
+        """Runs until there is an answer or a question; an answer is added to the conversation."""
         self._meter.check(self.manifest, call)
         stream = _TextStream(call.updates)
         run = _Run(self, call, context, stream)
@@ -264,13 +244,14 @@ class ModelAgent:
         finally:
             self._meter.record(self.manifest, call, state.usage, self._clock() - begun)
         if not isinstance(outcome, ModelReply):
-            return Result(questions=outcome, handle=self._suspend(call, context, state))
+            result = Result(questions=outcome, handle=self._suspend(call, context, state))
+            self._conversations.keep(call, Conversation(context), context)
+            return result
         stream.flush()
-        return _build_result(outcome, state, self.name)
-
-    def _add_context(self, result: Result, call: Call, context: str) -> Result:
+        result = _build_result(outcome, state, self.name)
+        self._kept.append(call, context, kept, state.messages[state.begun :])
         id = self._conversations.keep(call, Conversation(context), context)
-        return result if result.questions else add_context(result, call, id, shown=True)
+        return add_context(result, call, id, shown=True)
 
     def _suspend(self, call: Call, context: str, state: LoopState) -> str:
         now = self._clock()
@@ -342,62 +323,9 @@ class ModelAgent:
         try:
             return self._conversations.find(call, asked).id or new_conversation_id()
         except InvalidInput:
-            if self._store is None or await self._load(call.principal, asked) is None:
+            if not await self._kept.is_stored(call.principal, asked):
                 raise
             return asked
-
-    async def _load(self, principal: Principal, context: str) -> list[Message] | None:
-        if self._store is None:
-            return None
-        return await self._store.find(ConversationKey(self.name, principal.key, context))
-
-    async def _restore(self, kept: _Conversation, principal: Principal, context: str) -> None:
-        """Takes a conversation up that began before a restart, or before the manifest changed."""
-        if not kept.is_new:
-            return
-        kept.is_new = False
-        if stored := await self._load(principal, context):
-            kept.messages, kept.size = stored, sum(map(measure_message, stored))
-            self._bytes += kept.size
-
-    def _find_conversation(self, principal: Principal, context: str) -> _Conversation:
-        key = principal.key, context
-        kept = self._kept.get(key)
-        if kept is None:
-            kept = self._kept[key] = _Conversation()
-        self._kept.move_to_end(key)
-        limits = self._limits
-        while len(self._kept) > limits.conversations or self._bytes > limits.total_bytes:
-            oldest = self._find_oldest(key)
-            if oldest is None:
-                break
-            self._bytes -= self._kept.pop(oldest).size
-        return kept
-
-    def _find_oldest(self, current: tuple[str, str]) -> tuple[str, str] | None:
-        """Finds the conversation to drop: the least recent of the principal that has most."""
-        idle = [one for one, it in self._kept.items() if not it.lock.locked() and one != current]
-        if not idle:
-            return None
-        counts = Counter(principal for principal, _ in idle)
-        holder = counts.most_common(1)[0][0]
-        return next(one for one in idle if one[0] == holder)
-
-    def _keep_messages(
-        self, kept: _Conversation, state: LoopState, principal: Principal, context: str
-    ) -> None:
-        messages = state.messages[-self._limits.messages :]
-        sizes = [measure_message(one) for one in messages]
-        size, first = sum(sizes), 0
-        while first < len(messages) and (
-            size > self._limits.conversation_bytes or messages[first].get("role") != "user"
-        ):
-            size -= sizes[first]
-            first += 1
-        self._bytes += size - kept.size
-        kept.messages, kept.size = messages[first:], size
-        if self._store is not None:
-            self._store.save(ConversationKey(self.name, principal.key, context), kept.messages)
 
     def end(self) -> None:
         self._runs.end()

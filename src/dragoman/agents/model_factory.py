@@ -16,6 +16,7 @@ from dragoman.agents.models.provider import (
 )
 from dragoman.core.errors import ConfigError
 from dragoman.core.secret_references import SecretResolver
+from dragoman.core.secret_rules import Author, SecretUse
 from dragoman.wire.http import HttpClient
 from dragoman.wire.secret_headers import SecretHeadersClient, build_placeholder
 
@@ -213,7 +214,7 @@ def _hold_key(
         return SecretHeadersClient(
             open_http(url, allow_private),
             {placeholder: reference},
-            partial(secrets.resolve_to_send, owner=where),
+            partial(secrets.resolve_to_send, use=_build_use(where)),
             secrets.forget,
         )
 
@@ -222,12 +223,18 @@ def _hold_key(
 
 def _find_key(settings: ModelSettings, default: str, where: str, keys: ModelKeys) -> str:
     if settings.api_key:
-        return keys.secrets.resolve_local(settings.api_key, where)
+        return keys.secrets.resolve_local(settings.api_key, _build_use(where))
     variable = _find_key_variable(settings, default)
     key = keys.variables.get(variable, "") if variable else ""
     if settings.api_key_env and not key:
         raise _build_missing_key(where, settings.api_key_env)
     return key
+
+
+def _build_use(where: str) -> SecretUse:
+    """Manifests are files of the owner; one that an agent writes has the keys of its parent alone
+    (`manifest.bind_to_parent`)."""
+    return SecretUse(Author.OWNER, where)
 
 
 def _find_key_variable(settings: ModelSettings, default: str) -> str:

@@ -102,9 +102,11 @@ class LoopState(Struct):
     """A run between two steps; it can be suspended and continued."""
 
     messages: list[Message]
-    """The conversation, without the instructions."""
+    """The conversation, without the instructions. Messages are only ever added."""
     tools: Sequence[OfferedTool]
     schema: Mapping[str, Any] | None = None
+    begun: int = 0
+    """How many messages the conversation had before the run."""
     turns: int = 0
     tool_calls: int = 0
     usage: LoopUsage = msgspec.field(default_factory=LoopUsage)
@@ -351,16 +353,7 @@ def compact(messages: Sequence[Message], tokens: int) -> list[Message]:
     oldest messages. A result is never left without its request."""
     limit = tokens * CHARS_PER_TOKEN
     kept = list(messages)
-    size = sum(map(measure_message, kept))
-    for place in range(max(len(kept) - RECENT, 0)):
-        if size <= limit:
-            return kept
-        message = kept[place]
-        text = message.get("content")
-        if message.get("role") == "tool" and isinstance(text, str) and len(text) > SHORTENED:
-            short = f"{text[:SHORTENED]} [… {len(text) - SHORTENED} characters were removed]"
-            kept[place] = {**message, "content": short}
-            size -= len(text) - len(short)
+    size = _shorten_results(kept, max(len(kept) - RECENT, 0), limit)
     dropped, last = 0, _find_last_exchange(kept)
     while size > limit and dropped < last:
         size -= measure_message(kept[dropped])
@@ -371,6 +364,74 @@ def compact(messages: Sequence[Message], tokens: int) -> list[Message]:
         return kept
     note = {"role": "user", "content": f"[{dropped} earlier messages were removed]"}
     return [note, *kept[dropped:]]
+
+
+def fit_conversation(messages: list[Message], count: int, size: int) -> list[Message]:
+    """Fits a conversation into a number of messages and of characters, to be continued later: first
+    shortens tool results, then drops the oldest exchanges, then the oldest tool calls of the last
+    one. The last message of the user and the answer to it always stay. A result is never left
+    without its request."""
+    kept = list(messages)
+    rest = _shorten_results(kept, len(kept), size)
+    first = last = _find_last_question(kept)
+    for place, message in enumerate(kept[:last]):
+        if message.get("role") == "user" and len(kept) - place <= count and rest <= size:
+            first = place
+            break
+        rest -= measure_message(message)
+    begin, end = kept[first : last + 1], kept[last + 1 :]
+    total = _measure(begin) + _measure(end)
+    dropped = 0
+    while dropped < len(end) - 1 and (
+        total > size or len(begin) + len(end) - dropped > count or end[dropped]["role"] == "tool"
+    ):
+        total -= measure_message(end[dropped])
+        dropped += 1
+    kept = begin + end[dropped:]
+    if total > size:
+        kept = [_shorten_message(message, size // len(kept)) for message in kept]
+    return kept
+
+
+def _find_last_question(messages: Sequence[Message]) -> int:
+    place = len(messages) - 1
+    while place > 0 and messages[place].get("role") != "user":
+        place -= 1
+    return max(place, 0)
+
+
+def _measure(messages: Sequence[Message]) -> int:
+    return sum(map(measure_message, messages))
+
+
+def _shorten_results(messages: list[Message], end: int, limit: int) -> int:
+    """Shortens tool results before the place `end`, the oldest first, until all messages have at
+    most `limit` characters. Returns how many they have."""
+    size = _measure(messages)
+    for place in range(end):
+        if size <= limit:
+            break
+        message = messages[place]
+        text = message.get("content")
+        if message.get("role") == "tool" and isinstance(text, str) and len(text) > SHORTENED:
+            messages[place] = {**message, "content": _shorten(text, SHORTENED)}
+            size -= len(text) - len(messages[place]["content"])
+    return size
+
+
+def _shorten(text: str, length: int) -> str:
+    return f"{text[:length]} [… {len(text) - length} characters were removed]"
+
+
+def _shorten_message(message: Message, size: int) -> Message:
+    """Shortens a message that is too large by itself: images go, and the end of a long text."""
+    if measure_message(message) <= size:
+        return message
+    content = message.get("content")
+    if not isinstance(content, str):
+        texts = [str(part.get("text") or f"[{part.get('type')} removed]") for part in content or ()]
+        content = "\n".join(texts)
+    return {**message, "content": _shorten(content, size) if len(content) > size else content}
 
 
 def _find_last_exchange(messages: Sequence[Message]) -> int:

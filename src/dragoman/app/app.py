@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,12 +21,13 @@ from dragoman.app.hub_parts import HubParts
 from dragoman.app.shared_stores import SharedStores
 from dragoman.app.status import HubStatus
 from dragoman.app.workflows_view import WorkflowsView
-from dragoman.core.access import ServesPrincipals, TokenRejected
+from dragoman.core.access import ServesPrincipals, TokenRejected, build_missing_scope
 from dragoman.core.background import Background
 from dragoman.core.cluster import SINGLE_HUB
 from dragoman.core.errors import AuthorizationError, ConfigError
 from dragoman.core.principal import Principal
 from dragoman.core.rate_limiter import check_address, limit_address
+from dragoman.core.scopes import CALL, LIST
 from dragoman.mcp.server.messages_elsewhere import PART as MESSAGES_PART
 from dragoman.mcp.server.socket_transport import SocketConnection
 from dragoman.net.client import OutboundHttp
@@ -117,7 +118,7 @@ class App:
             served = {MESSAGES_PART: messages.serve, GRPC_PART: parts.agents.serve_grpc}
             assert parts.shared_audit is not None
             await parts.cluster.start(
-                internal, bodies, placed, served, self._inherit, self._begin_anew,
+                internal, bodies, placed, served, self._inherit, self._find_left, self._begin_anew,
                 parts.shared_audit.find_state,
             )  # fmt: skip
             owner_app = parts.cluster.wrap(owner_app, self._peers.identify_unix)
@@ -212,8 +213,8 @@ class App:
                 raise
             if found is None and peer:
                 await note_stranger(metadata, peer)
-            if found is not None and (missing := resource.find_missing_scopes(found)):
-                raise AuthorizationError(f"the access token needs the scopes: {' '.join(missing)}")
+            if found is not None:
+                _check_scopes(found, resource.find_missing_scopes(found))
             return found
 
         return app, authenticate
@@ -300,6 +301,11 @@ class App:
         self.parts.guards.approvals.take_over(hub)
         await self.parts.agents.take_over(hub)
 
+    def _find_left(self, hubs: Sequence[str]) -> set[str]:
+        """Finds those of the hubs, which have ended, that still own something."""
+        parts = self.parts
+        return parts.guards.approvals.find_left(hubs) | parts.agents.find_left(hubs)
+
     async def _begin_anew(self, hub: str) -> None:
         """Others own what was this hub's own; it goes on under another id."""
         parts = self.parts
@@ -334,9 +340,12 @@ class App:
         await _wait(STOP_SECONDS, parts.agents.stop())
         # Calls that still run fail now, and their clients get an answer.
         await _wait(STOP_SECONDS, parts.upstreams.stop())
-        if parts.cluster is not None:
-            await _wait(STOP_SECONDS, parts.cluster.leave(parts.mcp.http.sessions.export()))
         await _wait(STOP_SECONDS, parts.logins.close())
+        if parts.cluster is not None:
+            # A hub that has left the cluster stores nothing more.
+            parts.stores.conversations.close()
+            await _wait(STOP_SECONDS, parts.events.dispatches.close())
+            await _wait(STOP_SECONDS, parts.cluster.leave(parts.mcp.http.sessions.export()))
         DESCENDANTS.kill_all()
         parts.auth.close()
         if parts.telemetry is not None:
@@ -405,3 +414,12 @@ async def _wait(seconds: float, work: Awaitable[object]) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await work
+
+
+def _check_scopes(principal: Principal, missing: Sequence[str]) -> None:
+    """Raises for a principal whose credential does not suffice for any call; `missing` are scopes
+    that every access token needs."""
+    if missing:
+        raise AuthorizationError(f"the access token needs the scopes: {' '.join(missing)}")
+    if LIST not in principal.rights:
+        raise build_missing_scope(principal, CALL, "the call")

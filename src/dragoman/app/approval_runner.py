@@ -10,9 +10,17 @@ from dataclasses import dataclass, field
 from dragoman.core.access import WhyEnded, explain_lost_access
 from dragoman.core.approvals import COMPLETED, FAILED, INTERRUPTED, ParkedCall, StoredApproval
 from dragoman.core.background import Background
+from dragoman.core.backoff import Backoff
 from dragoman.core.call import Call, Result
 from dragoman.core.call_chains import CallChains
-from dragoman.core.errors import AuthorizationError, HubError
+from dragoman.core.errors import (
+    AuthorizationError,
+    HubError,
+    NotFound,
+    StorageFailed,
+    is_own_trouble,
+    is_stopping,
+)
 from dragoman.core.hub import CallOptions, Hub
 from dragoman.core.principal import Principal
 from dragoman.core.structs import replace
@@ -78,24 +86,44 @@ class ApprovalRunner:
     rights: RequesterRights
     find_desk: Callable[[], ApprovalDesk]
     _background: Background = field(default_factory=lambda: Background("approved calls"))
+    _active: set[str] = field(default_factory=set)
+    """Requests whose calls it makes, or tries to."""
     _room: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
 
     def start(self, id: str) -> None:
-        self._background.spawn(self._run(id))
+        if id not in self._active:
+            self._active.add(id)
+            self._background.spawn(self._run(id))
 
     async def close(self, grace: float) -> None:
         await self._background.close(grace)
 
     async def _run(self, id: str) -> None:
+        """Makes the call, and tries again while the hub itself cannot: until it has made it, or the
+        time is over in which it may begin."""
+        backoff = Backoff(first=0.5, longest=30.0)
+        try:
+            while (trouble := await self._try(id)) is not None:
+                if is_stopping(trouble):
+                    return
+                if not backoff.failures:
+                    log.error("approval %s: its call begins later: %s", id, trouble)
+                await asyncio.sleep(backoff.next_delay())
+        finally:
+            self._active.discard(id)
+
+    async def _try(self, id: str) -> HubError | None:
+        """Returns why the hub itself was not able to make the call."""
         async with self._room:
-            desk = self.find_desk()
             try:
+                desk = self.find_desk()
                 found = desk.claim(id)
-            except HubError as error:  # it is tried again after the next start
-                log.error("approval %s: its call cannot begin: %s", id, error)
-                return
+            except StorageFailed as error:
+                return error
+            except NotFound:  # it was deleted
+                return None
             if found is None or found.parked is None:
-                return
+                return None
             outcome, problem, reply = INTERRUPTED, "the hub stopped while it ran", b""
             try:
                 # `HeldCalls` stores how it ends, unless it was refused before, or the policies do
@@ -104,14 +132,21 @@ class ApprovalRunner:
                 outcome, problem = COMPLETED, ""
                 reply = encode_reply(result, None, found.parked.origins)
             except HubError as error:
+                if is_own_trouble(error):
+                    outcome = ""
+                    return error
                 outcome, problem = FAILED, str(error)
                 reply = encode_reply(None, error, NO_ORIGINS)
             except Exception:
                 log.exception("approval %s: its call failed", id)
                 outcome, problem = FAILED, "internal error of the hub"
             finally:
-                desk.finish(id, outcome, problem, reply)
+                if outcome:
+                    desk.finish(id, outcome, problem, reply)
+                else:
+                    desk.put_back(id)
             log.info("approval %s: its call has %s", id, outcome)
+            return None
 
     async def _call(self, found: StoredApproval, parked: ParkedCall) -> Result:
         request, name = found.request, parked.name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,7 +16,6 @@ from dragoman.a2a.remote.credentials import (
     AgentCredentials,
     CredentialClients,
     CredentialHttpClient,
-    ReferenceRules,
 )
 from dragoman.a2a.remote.health_watch import ReviewCard
 from dragoman.a2a.remote.registered_agents import RegisteredAgents
@@ -43,10 +42,12 @@ from dragoman.core.access import WhyEnded
 from dragoman.core.agent_tool import SCHEMA
 from dragoman.core.catalog import Catalog
 from dragoman.core.cluster import FrameSink, OwnerRequests
+from dragoman.core.conversations import ContextStore
 from dragoman.core.errors import ConfigError
 from dragoman.core.hub import Hub
 from dragoman.core.local_agents import AgentProfile, AgentProfiles
 from dragoman.core.principal import Principal
+from dragoman.core.secret_rules import Author
 from dragoman.core.task_registry import TaskLimits, TaskRegistry
 from dragoman.core.tool import Validator
 from dragoman.core.usage import Budget, UsageStore
@@ -90,6 +91,8 @@ class AgentStores(Protocol):
     def tasks(self) -> DatabaseTaskStore | MemoryTaskStore: ...
     @property
     def clock(self) -> SteadyClock: ...
+    @property
+    def conversations(self) -> ContextStore | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +108,7 @@ def load_function_agents(
     catalog: Catalog,
     agents: MutableMapping[str, LocalAgent],
     failures: MutableMapping[str, str],
+    conversations: ContextStore,
 ) -> None:
     """Loads the function agents of the configuration into `agents`, and offers each as a tool.
     `failures` gets the reasons why some could not be loaded."""
@@ -113,7 +117,8 @@ def load_function_agents(
     validate = compile_schema(SCHEMA)
     for entry in config.agents:
         try:
-            agent = FunctionAgent(entry, config.mcp.agent_prefix, validate)
+            prefix = config.mcp.agent_prefix
+            agent = FunctionAgent(entry, prefix, validate, store=conversations)
             catalog.offer(agent.name, [agent.tool])
         except ConfigError as error:
             failures[entry.name] = str(error)
@@ -134,6 +139,7 @@ def _build_program(
     prefix: str,
     validate: Validator,
     build_runner: Callable[[], CommandRunner],
+    store: ContextStore | None,
 ) -> LocalAgent:
     """Builds an agent that is a program or a Python function."""
     manifest = loaded.manifest
@@ -148,7 +154,7 @@ def _build_program(
             input_modes=manifest.a2a.input_modes,
             output_modes=manifest.a2a.output_modes,
         )
-        return FunctionAgent(entry, prefix, validate, org)
+        return FunctionAgent(entry, prefix, validate, org, store)
     from dragoman.agents.command import CommandAgent
     from dragoman.agents.model_agent import AgentSkills, build_facts
     from dragoman.processes.command_runner import CommandSpec
@@ -166,7 +172,7 @@ def _build_program(
         seconds=settings.timeout_secs,
     )
     facts = build_facts(manifest, AgentSkills(manifest, list))
-    return CommandAgent(facts, spec, build_runner(), prefix, validate, org)
+    return CommandAgent(facts, spec, build_runner(), prefix, validate, org, store)
 
 
 def build_meter(live: LiveConfig, usage: UsageStore, profiles: AgentProfiles) -> Metering:
@@ -209,12 +215,15 @@ def build_manifest_agents(
             from dragoman.tools.manifest_schedules import check_schedules
 
             check_schedules(manifest.name, profile.schedules)
+        store = None if profile.parent else conversations
         if manifest.command.argv or manifest.function:
-            return _build_program(home, loaded, profile.org, prefix(), validate, build_runner)
+            return _build_program(
+                home, loaded, profile.org, prefix(), validate, build_runner, store
+            )
         models = build_models(manifest, open_http, ModelKeys(live.variables, live.secrets))
         return ModelAgent(
             manifest, profile, models, tools, meter, skills, prefix(), validate,
-            None if profile.parent else conversations,
+            store,
         )  # fmt: skip
 
     def find_objection(name: str) -> str | None:
@@ -330,6 +339,10 @@ class Agents:
         if self.a2a is not None:
             await self.a2a.server.take_over(hub)
 
+    def find_left(self, hubs: Sequence[str]) -> set[str]:
+        """Finds those of the hubs, which have ended, that still own tasks."""
+        return self.a2a.server.find_left(hubs) if self.a2a is not None else set()
+
     def abandon(self, hub: str) -> None:
         """Other hubs own the tasks of this one, which has the id `hub` from now on."""
         if self.a2a is not None:
@@ -391,7 +404,7 @@ class AgentsBuilder:
     def _build_registry(self) -> Registry:
         """External agents are tools even if the hub does not serve A2A."""
         config, catalog, home = self.live.config, self.hub.catalog, self.home
-        rules = ReferenceRules(config.bridge.credential_env, home, config.secrets.allow)
+        rules = self.live.secrets.rules
 
         def build_remote(entry: ExternalAgent, source: str) -> RemoteAgent:
             credentials = AgentCredentials(
@@ -399,7 +412,7 @@ class AgentsBuilder:
                 entry.token,
                 dict(parse_headers(entry.headers)),
                 self.live.secrets,
-                files_below=Path("/") if source == CONFIG else rules.find_folder(entry),
+                author=Author.OWNER if source == CONFIG else Author.API,
             )
             if source == CONFIG:
                 credentials.check_local()  # reports what is missing at the start
@@ -421,6 +434,7 @@ class AgentsBuilder:
                 prefix=config.mcp.agent_prefix,
                 place=home,
                 timeout=config.bridge.timeout_secs,
+                store=self.stores.conversations,
                 clients=clients,
             )
 

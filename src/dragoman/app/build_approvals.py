@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -81,6 +81,11 @@ class LazyApprovals:
         if desk is not None:
             desk.take_over(hub)
 
+    def find_left(self, hubs: Sequence[str]) -> set[str]:
+        """Finds those of the hubs, which have ended, whose calls are not marked as interrupted.
+        Raises `StorageFailed`."""
+        return {hub for parts in self.built for hub in parts.store.find_left(hubs)}
+
     def rename_hub(self) -> None:
         """This hub has another id in the cluster from now on."""
         for parts in self.built:
@@ -99,6 +104,7 @@ class LazyApprovals:
 
     def close(self) -> None:
         for parts in self.built:
+            parts.desk.store_endings()
             parts.store.close()
 
     def _find(self) -> ApprovalParts:

@@ -10,7 +10,7 @@ import logging
 import os
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -57,8 +57,11 @@ log = logging.getLogger(__name__)
 
 Identify = Callable[[Any], Principal | None]
 React = Callable[[str], Awaitable[None]]
+FindLeft = Callable[[Sequence[str]], Collection[str]]
 
 MAX_CLIENTS = 256
+CONNECT_SECONDS = 2.0
+"""How long a connection to another hub may take."""
 LAST_SECONDS = 2.0
 LEAVE_SECONDS = 0.5
 """Time for the responses of calls that were ended."""
@@ -77,7 +80,12 @@ class HubClients:
         self._net = self._build_net(None)
 
     def _build_net(self, path: str | None) -> OutboundHttp:
-        return OutboundHttp(socket_path=path, tls=self._tls, connections=MAX_FORWARDED)
+        return OutboundHttp(
+            socket_path=path,
+            tls=self._tls,
+            connections=MAX_FORWARDED,
+            connect_seconds=CONNECT_SECONDS,
+        )
 
     def open(self, address: str) -> tuple[HttpClient, str]:
         """Returns the client for a hub, and the URL that it requests."""
@@ -141,14 +149,17 @@ class ClusterParts:
         placed: PlacedServers,
         parts: Mapping[str, ServeFrames],
         inherit: React,
+        find_left: FindLeft,
         begin_anew: React,
         find_state: FindState,
     ) -> None:
         """Opens the internal listener, whose requests `app` answers, and registers this hub.
         `parts` serve the same parts of other hubs.
-        `inherit` gets the id of each hub that this one becomes the heir of, `begin_anew` the new id
-        of this hub if others have declared it dead. `find_state` tells other hubs of this one."""
+        `inherit` gets the id of each hub that this one becomes the heir of, `find_left` finds those
+        of them that still own something, `begin_anew` gets the new id of this hub if others have
+        declared it dead. `find_state` tells other hubs of this one."""
         self.hubs.on_inherit.append(inherit)
+        self.hubs.find_left.append(find_left)
         self.hubs.on_lost.append(begin_anew)
         mounts: dict[str, Serve] = {
             PREFIX: placed.serve,
@@ -188,7 +199,7 @@ class ClusterParts:
                     "address": one.address,
                     "heir": one.heir,
                     "started_at": one.started_at,
-                    "seen_secs_ago": round(max(one.age, 0.0), 3),
+                    "seen_secs_ago": round(self.hubs.measure_silence(one.id), 3),
                     "is_this": one.id == self.hubs.mark,
                     **reports.get(one.id, {}),
                 }
@@ -274,5 +285,12 @@ def build_cluster(home: Path, live: LiveConfig) -> ClusterParts:
     clients = HubClients(tls.client)
     reports = ClusterReports(hubs, clients.open, key, lambda: live.config)
     return ClusterParts(
-        hubs, key, tls, clients, reports, settings.listen, settings.advertise, PostgresHandover(url)
+        hubs,
+        key,
+        tls,
+        clients,
+        reports,
+        settings.listen,
+        settings.advertise,
+        PostgresHandover(url, hubs.fence),
     )

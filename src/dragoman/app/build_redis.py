@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from dragoman.app.config_watch import LiveConfig
 from dragoman.core.secret_references import is_reference
+from dragoman.core.secret_rules import Author, SecretUse
 
 if TYPE_CHECKING:
     from dragoman.stores.cluster import PostgresCluster
@@ -40,7 +41,7 @@ def build_redis(live: LiveConfig, hubs: PostgresCluster | None) -> RedisParts | 
     from dragoman.stores.redis_limiter import SharedRateLimiter
 
     if is_reference(url):
-        url = live.secrets.resolve_local(url, "[redis] url")
+        url = live.secrets.resolve_local(url, SecretUse(Author.OWNER, "[redis] url"))
     rules, prefix = live.config.limits.rate.build_rules(), settings.prefix
     if hubs is None:
         return RedisParts(SharedRateLimiter(url, rules, prefix=prefix), None)

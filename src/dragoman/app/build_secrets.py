@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 from dragoman.config import Config, check_api_key
 from dragoman.core.cached_secrets import CachedSecrets
 from dragoman.core.secret_references import SecretResolver, is_reference
+from dragoman.core.secret_rules import Author, ReferenceRules, SecretUse
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-API_KEY = "api_key"
+API_KEY_USE = SecretUse(Author.OWNER, "api_key")
 
 
 def build_secrets(
@@ -35,6 +36,7 @@ def build_secrets(
     def find_seconds() -> float:
         return find_config().secrets.cache_secs
 
+    config = find_config()
     return SecretResolver(
         variables,
         home,
@@ -42,6 +44,7 @@ def build_secrets(
             "keyring": CachedSecrets(read_keyring, find_seconds),
             "exec": CachedSecrets(read_command, find_seconds),
         },
+        ReferenceRules(config.bridge.credential_env, home, config.secrets.allow),
     )
 
 
@@ -51,7 +54,7 @@ def resolve_api_key(home: Path, config: Config, variables: Mapping[str, str]) ->
     if key is None or not is_reference(key):
         return key
     secrets = build_secrets(home, variables, lambda: config)
-    found = asyncio.run(secrets.resolve(key, API_KEY))
+    found = asyncio.run(secrets.resolve(key, API_KEY_USE))
     check_api_key(found)
     return found
 
@@ -61,6 +64,6 @@ def resolve_local_api_key(config: Config, secrets: SecretResolver) -> str | None
     key = config.api_key
     if key is None or not is_reference(key):
         return key
-    found = secrets.resolve_local(key, API_KEY)
+    found = secrets.resolve_local(key, API_KEY_USE)
     check_api_key(found)
     return found

@@ -12,12 +12,13 @@ from dragoman.app.config_watch import LiveConfig
 from dragoman.core.errors import ConfigError
 from dragoman.core.measurements import Distribution, Measurement
 from dragoman.core.pipeline import Stage
+from dragoman.core.secret_rules import Author, SecretUse
 from dragoman.net.client import OutboundHttp
 
 if TYPE_CHECKING:
     from dragoman.telemetry.exporter import OtelExporter
 
-OWNER = "[otel] headers"
+USE = SecretUse(Author.OWNER, "[otel] headers")
 CollectMetrics = Callable[[], Sequence[Measurement | Distribution]]
 
 
@@ -56,7 +57,7 @@ def build_telemetry(live: LiveConfig, net: OutboundHttp) -> Telemetry | None:
 
     async def find_headers() -> Mapping[str, str]:
         expand, given = live.secrets.expand_to_send, settings.headers
-        return {name: await expand(value, OWNER) for name, value in given.items()}
+        return {name: await expand(value, USE) for name, value in given.items()}
 
     resource = {
         "service.name": settings.service_name,

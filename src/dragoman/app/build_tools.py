@@ -15,6 +15,7 @@ from dragoman.core.hub import Hub
 from dragoman.core.local_agents import AgentDirectory
 from dragoman.core.principal import Principal
 from dragoman.core.secret_references import SecretResolver
+from dragoman.core.secret_rules import Author, SecretUse
 from dragoman.guards.validate import compile_schema
 from dragoman.net.client import OutboundHttp
 from dragoman.stores.agent_memory import DatabaseMemory, MemoryLimits
@@ -43,6 +44,7 @@ from dragoman.wire.http import HttpClient
 from dragoman.wire.secret_headers import SecretHeadersClient, build_placeholder
 
 MEGABYTE = 1024 * 1024
+SEARCH_USE = SecretUse(Author.OWNER, "web_search")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,6 @@ class ToolParts:
     stores: ToolStores
     schedules: ScheduleRunner
     threads: ToolThreads
-    peers: A2aPeers
     _loops: Background = field(default_factory=lambda: Background("built-in tools"))
 
     def start(self) -> None:
@@ -89,7 +90,6 @@ class ToolParts:
     async def stop(self) -> None:
         await self._loops.close()
         await self.schedules.close()
-        await self.peers.close()
         self.threads.close()
         self.stores.close()
 
@@ -112,7 +112,6 @@ def build_tools(
     stores = open_tool_stores(home, settings)
     threads, calls = ToolThreads(), NestedCalls(hub)
     public = net.open_public(allow_private=settings.allow_private)
-    peers = A2aPeers(public)
     files = WorkspaceFiles(_build_workspace_limits(settings), threads)
     web_limits = WebLimits(
         seconds=settings.fetch_secs, body_bytes=int(settings.fetch_megabytes * MEGABYTE)
@@ -139,13 +138,13 @@ def build_tools(
             ScheduleTools(stores.schedules, schedules.wake),
             MediaTools(files, vision),
             TimeTools(time.time),
-            A2aTools(peers, calls),
+            A2aTools(A2aPeers(public), calls),
         ],
         access.find_profile,
         compile_schema,
     )
     hub.catalog.offer(target.name, target.tools)
-    return ToolParts(target, stores, schedules, threads, peers)
+    return ToolParts(target, stores, schedules, threads)
 
 
 def _build_search(
@@ -158,7 +157,7 @@ def _build_search(
     placeholders = {name: build_placeholder() for name in given}
     if given:
         templates = {placeholders[name]: value for name, value in given.items()}
-        expand = partial(secrets.expand_to_send, owner="web_search")
+        expand = partial(secrets.expand_to_send, use=SEARCH_USE)
         http = SecretHeadersClient(http, templates, expand, secrets.forget_embedded)
     return SearchEngine(url, http, placeholders)
 

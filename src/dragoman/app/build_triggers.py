@@ -12,6 +12,7 @@ from dragoman.core.background import Background
 from dragoman.core.bus import Bus
 from dragoman.core.cluster import Leases
 from dragoman.core.errors import HubError
+from dragoman.core.secret_rules import SecretUse
 from dragoman.core.triggers import ScheduleState
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class LazyTriggers:
     folder: WorkflowFolder
     service: RunService
     bus: Bus
-    resolve: Callable[[str, str], Awaitable[str]]
+    resolve: Callable[[str, SecretUse], Awaitable[str]]
     """Reads the secret of a reference."""
     leases: Leases
     built: list[TriggerParts] = field(default_factory=list)

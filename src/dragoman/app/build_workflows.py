@@ -5,6 +5,7 @@ A hub without either loads none of what they need.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -19,11 +20,13 @@ from dragoman.app.config_watch import LiveConfig
 from dragoman.core.access import WhyEnded
 from dragoman.core.agent_tool import build_tool_name
 from dragoman.core.backoff import add_jitter
-from dragoman.core.errors import NotFound
+from dragoman.core.errors import NotFound, Overloaded
+from dragoman.core.heavy_work import HeavyWork
 from dragoman.core.hub import Hub
 from dragoman.core.ports import AuditLog
 from dragoman.core.principal import Principal
-from dragoman.core.secret_references import is_reference
+from dragoman.core.secret_rules import Author
+from dragoman.core.structs import replace
 from dragoman.core.tool_identity import build_identity
 from dragoman.core.triggers import WebhookReceiver
 from dragoman.guards.validate import compile_schema
@@ -51,13 +54,27 @@ class WorkflowParts(NamedTuple):
     triggers: LazyTriggers
 
 
-class LoadedVersions:
-    """Implements `workflows.runner.Definitions`."""
+@dataclass(frozen=True, slots=True)
+class StoredVersions:
+    """Implements `workflows.runner.Definitions`. A database that others share does not say who
+    wrote a definition: it is the owner's if it is equal to one that was a file here."""
+
+    _folder: WorkflowFolder
+    _is_shared: bool
 
     def parse(self, name: str, source: str) -> Workflow:
+        from dragoman.workflows.authorship import is_marked
         from dragoman.workflows.loader import load_workflow
 
-        return load_workflow(source, name)
+        workflow = load_workflow(source, name)
+        author = Author.STORED
+        if is_marked(source):
+            author = Author.API
+        elif not self._is_shared or self._folder.is_own(workflow.digest):
+            author = Author.OWNER
+        workflow = replace(workflow, author=author)
+        self._folder.check_references(workflow)
+        return workflow
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +128,10 @@ class LazyWorkflows:
     cluster: ClusterParts | None = None
     """The hubs that share the runs; None for a single hub."""
     built: list[WorkflowParts] = field(default_factory=list)
-    """The parts, once they are needed."""
+    """The parts, once they are needed and open."""
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while they are built, opened and closed."""
+    checks: HeavyWork = field(default_factory=lambda: HeavyWork("check a definition"))
 
     @property
     def hub(self) -> Hub:
@@ -119,28 +139,42 @@ class LazyWorkflows:
 
     @property
     def is_needed(self) -> bool:
-        home, settings = self.home, self.live.config.workflows
+        home = self.home
         has_runs = (
             (home / DATABASE).exists()
             if isinstance(self.place, Path)
             else "runs" in self.place.known or self.cluster is not None
         )
-        return (home / FOLDER).is_dir() or has_runs or settings.database is not None
+        return (home / FOLDER).is_dir() or has_runs
+
+    def find_loaded(self) -> WorkflowParts | None:
+        """Returns the parts, if the home has workflows or runs. Raises `Overloaded` while a hub
+        that starts has not loaded them: the workflow or run may exist."""
+        parts = self.find()
+        if parts is None and self.is_needed:
+            raise Overloaded("the hub has not loaded its workflows yet; try again in a moment")
+        return parts
 
     def find(self) -> WorkflowParts | None:
         """Returns the parts, if the home has workflows or runs."""
         return self.built[0] if self.built else None
 
     async def require(self) -> WorkflowParts:
-        """Returns the parts, and builds them if there are none yet. Raises `ConfigError`."""
-        if not self.built:
-            parts = await self._build()
-            if self.built:  # another request was faster
-                await parts.service.close()
-            else:
+        """Returns the parts, and builds them if there are none yet. Raises `ConfigError`; the next
+        request tries again."""
+        if self.built:
+            return self.built[0]
+        async with self._lock:
+            if not self.built:
+                parts = await self._build()
+                try:
+                    await self._open(parts)
+                except BaseException:
+                    parts.tools.offer([])
+                    await self._close(parts)
+                    raise
                 self.built.append(parts)
-                await self._open(parts)
-        return self.built[0]
+            return self.built[0]
 
     async def start(self) -> None:
         if self.is_needed:
@@ -164,14 +198,21 @@ class LazyWorkflows:
 
     def find_webhooks(self) -> WebhookReceiver | None:
         """Returns what receives webhooks, if a workflow has one."""
-        triggers = self.built[0].triggers.find() if self.built else None
+        parts = self.find_loaded()
+        triggers = parts.triggers.find() if parts is not None else None
         return triggers.webhooks if triggers is not None else None
 
     async def stop(self) -> None:
-        for parts in self.built:
-            await parts.triggers.close()
-            await parts.tools.close()
-            await parts.service.close()
+        self.checks.close()
+        async with self._lock:
+            for parts in self.built:
+                await self._close(parts)
+
+    @staticmethod
+    async def _close(parts: WorkflowParts) -> None:
+        await parts.triggers.close()
+        await parts.tools.close()
+        await parts.service.close()
 
     async def _open(self, parts: WorkflowParts) -> None:
         def offer() -> None:
@@ -183,6 +224,7 @@ class LazyWorkflows:
         parts.triggers.open()
 
     async def _build(self) -> WorkflowParts:
+        from dragoman.stores.runs import SqliteRuns
         from dragoman.workflows.event_waits import EventWaits
         from dragoman.workflows.exposure import WorkflowTools
         from dragoman.workflows.folder import WorkflowFolder
@@ -195,7 +237,8 @@ class LazyWorkflows:
 
         hub, settings = self.hub, self.live.config.workflows
         store = await self._open_store()
-        folder = WorkflowFolder(self.home / FOLDER)
+        secrets = self.live.secrets
+        folder = WorkflowFolder(self.home / FOLDER, check=secrets.rules.check)
         features = add_task_support({"elicitation": {"form": {}, "url": {}}})
         calls = RunCalls(hub, self.renew, self.why_ended, features, settings.attached_secs)
         waits = StepWaits(
@@ -206,7 +249,7 @@ class LazyWorkflows:
         runner = Runner(
             hub,
             store,
-            LoadedVersions(),
+            StoredVersions(folder, not isinstance(store, SqliteRuns)),
             calls,
             waits,
             CalledAgents(hub, self.registered, self.offer_dispatch),
@@ -225,7 +268,7 @@ class LazyWorkflows:
             folder,
             runner,
             waits,
-            EventWaits(hub.bus, store, runner, time.time),
+            EventWaits(hub.bus, store, runner, time.time, hub.cluster),
             calls,
             self.guards.approvals.find_desk,
             self.audit,
@@ -236,27 +279,24 @@ class LazyWorkflows:
             ),
             tools.build_tool,
         )
-        resolve = self.live.secrets.resolve
-        triggers = LazyTriggers(self.place, folder, service, hub.bus, resolve, hub.cluster)
+        triggers = LazyTriggers(self.place, folder, service, hub.bus, secrets.resolve, hub.cluster)
         return WorkflowParts(folder, service, tools, triggers)
 
-    def _find_variables(self) -> Mapping[str, str]:
-        return self.live.variables
+    def _find_variables(self, workflow: Workflow) -> Mapping[str, str]:
+        """Reads the variables that a workflow declares, as far as they are set."""
+        from dragoman.workflows.authorship import build_use
+
+        secrets, use = self.live.secrets, build_use(workflow)
+        names = [name for name in workflow.env if name in self.live.variables]
+        return {name: secrets.resolve_local(f"env:{name}", use) for name in names}
 
     async def _open_store(self) -> RunStore:
         settings = self.live.config.workflows
-        url = settings.database
-        if url is None and isinstance(self.place, Path):
+        if isinstance(self.place, Path):
             from dragoman.stores.runs import SqliteRuns
 
             return SqliteRuns(self.place, durable=settings.durable)
         from dragoman.stores.runs_postgres import open_postgres_runs
 
-        if url is None:
-            assert not isinstance(self.place, Path)
-            hubs = self.cluster.hubs if self.cluster is not None else None
-            find_hub = (lambda: hubs.mark) if hubs is not None else None
-            return await open_postgres_runs(self.place.url, exclusive=False, find_hub=find_hub)
-        if is_reference(url):
-            url = await self.live.secrets.resolve(url, "[workflows] database")
-        return await open_postgres_runs(url)
+        is_shared = self.cluster is not None
+        return await open_postgres_runs(self.place.url, self.place.fence, is_shared=is_shared)

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dragoman.a2a.remote.credentials import ReferenceRules
+from dragoman.core.secret_rules import Author, ReferenceRules, SecretUse
 from dragoman.processes.own_commands import OwnCommands
 
 
@@ -18,8 +18,8 @@ class ServerEditor:
     _reload: Callable[[], Awaitable[str | None]]
     _rules: ReferenceRules
 
-    def check_reference(self, reference: str) -> None:
-        self._rules.check(reference)
+    def check_reference(self, reference: str, use: SecretUse) -> None:
+        self._rules.check(reference, use)
 
     async def add_program(
         self, name: str, command: list[str], env: Sequence[str], sandbox: str
@@ -28,10 +28,11 @@ class ServerEditor:
         options += [f"--sandbox={sandbox}"] if sandbox else []
         return await self._add(name, options, command)
 
-    async def add_url(self, name: str, url: str, headers: Mapping[str, str]) -> Mapping[str, Any]:
-        return await self._add(
-            name, [f"--header={key}: {value}" for key, value in headers.items()], [url]
-        )
+    async def add_url(
+        self, name: str, url: str, headers: Mapping[str, str], author: Author
+    ) -> Mapping[str, Any]:
+        options = ["--headers-stdin", f'--set=added_by="{author.value}"']
+        return await self._add(name, options, [url], dict(headers))
 
     async def remove(self, name: str) -> Mapping[str, Any]:
         await self._commands.run("servers", "remove", "--json", "--", name)
@@ -41,8 +42,10 @@ class ServerEditor:
         done: Mapping[str, Any] = await self._commands.run("demo", "add", "--json")
         return done
 
-    async def _add(self, name: str, options: list[str], where: list[str]) -> Mapping[str, Any]:
+    async def _add(
+        self, name: str, options: list[str], where: list[str], given: Any = None
+    ) -> Mapping[str, Any]:
         done = await self._commands.run(
-            "servers", "add", "--no-connect", "--json", *options, "--", name, *where
+            "servers", "add", "--no-connect", "--json", *options, "--", name, *where, given=given
         )
         return {"added": name, "notes": done.get("notes", []), "problem": await self._reload()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 from typing import Any, NamedTuple
 from uuid import uuid4
 
@@ -12,16 +13,17 @@ from dragoman.a2a.protocol.errors import A2aError
 from dragoman.a2a.protocol.parts import block_from_part
 from dragoman.core.backoff import Backoff
 from dragoman.core.call import Result
-from dragoman.core.errors import HubError, InvalidInput, WorkFailed
+from dragoman.core.errors import HubError, InvalidInput, Unreachable, WorkFailed
 from dragoman.core.local_agents import AgentProfile
 from dragoman.core.urls import render_origin
 from dragoman.net.urls import BadUrl, join_url, parse_url
 from dragoman.processes.command_runner import CommandRunner, CommandSpec
 from dragoman.processes.config import ProcessLimits, SandboxLevel
+from dragoman.tools.a2a import CheckOrigin
 from dragoman.tools.shell import ShellLimits, ShellOutcome
 from dragoman.tools.web import DialledOrigin
 from dragoman.tools.workspace import parse_path
-from dragoman.wire.http import NO_HEADERS, HttpClient
+from dragoman.wire.http import NO_HEADERS, AddressFinder, HttpClient, HttpReply
 
 FIRST_POLL, LONGEST_POLL = 0.2, 3.0
 _ENDED = {"COMPLETED", "FAILED", "CANCELED", "REJECTED"}
@@ -97,19 +99,54 @@ class SandboxedShell(NamedTuple):
         )
 
 
+class GrantedHttp(NamedTuple):
+    """Implements `wire.http.HttpClient` and `AddressFinder`: each origin is checked where it is
+    dialled, also one that a card names. Redirects are not followed."""
+
+    http: HttpClient
+    check: CheckOrigin
+
+    async def request(
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        body: bytes = b"",
+        *,
+        timeout: float,
+        extra_headers: Mapping[str, str] = NO_HEADERS,
+    ) -> HttpReply:
+        self.check(find_origin(url))
+        return await self.http.request(
+            method, url, headers, body, timeout=timeout, extra_headers=extra_headers
+        )
+
+    async def find_addresses(self, url: str, timeout: float) -> list[str]:
+        self.check(find_origin(url))
+        if not isinstance(self.http, AddressFinder):
+            raise Unreachable("this client supports no gRPC", sent=False)
+        return await self.http.find_addresses(url, timeout)
+
+    async def fill(self, url: str, headers: Mapping[str, str]) -> dict[str, str]:
+        return dict(headers)
+
+
 class A2aPeers:
     """Implements `tools.a2a.A2aPort`: agents that are not registered, without credentials."""
 
     def __init__(self, http: HttpClient) -> None:
-        self._client = A2aClient(http)
+        self._http = http
 
     def find_origin(self, url: str) -> DialledOrigin:
         return find_origin(url)
 
-    async def discover(self, url: str) -> Mapping[str, Any]:
-        return (await self._client.discover(url)).card
+    async def discover(self, url: str, check: CheckOrigin) -> Mapping[str, Any]:
+        async with aclosing(_PeerClient(self._http, check)) as peer:
+            return (await peer.client.discover(url)).card
 
-    async def send(self, url: str, message: str, context: str) -> tuple[Result, str]:
+    async def send(
+        self, url: str, message: str, context: str, check: CheckOrigin
+    ) -> tuple[Result, str]:
         sent: dict[str, Any] = {
             "messageId": str(uuid4()),
             "role": "ROLE_USER",
@@ -117,9 +154,19 @@ class A2aPeers:
         }
         if context:
             sent["contextId"] = context
-        await self._check_endpoints(url)
+        async with aclosing(_PeerClient(self._http, check)) as peer:
+            return await peer.send(url, sent)
+
+
+class _PeerClient:
+    """A client for one use: what is known of an agent belongs to the grants it was learnt with."""
+
+    def __init__(self, http: HttpClient, check: CheckOrigin) -> None:
+        self.client = A2aClient(GrantedHttp(http, check))
+
+    async def send(self, url: str, sent: Mapping[str, Any]) -> tuple[Result, str]:
         try:
-            answer = await self._client.send_message(url, {"message": sent})
+            answer = await self.client.send_message(url, {"message": sent})
             task = answer.get("task")
             if isinstance(task, dict):
                 return _result_from_task(await self._follow(url, task))
@@ -129,19 +176,6 @@ class A2aPeers:
         holder = reply if isinstance(reply, dict) else {}
         return Result(content=_read_blocks(holder)), str(holder.get("contextId") or "")
 
-    async def _check_endpoints(self, url: str) -> None:
-        """Raises `WorkFailed` if the agent's card leads to another host: only that of `url` was
-        granted."""
-        card = await self.discover(url)
-        host = find_origin(url).host
-        for one in card.get("supportedInterfaces") or ():
-            named = str(one.get("url", "")) if isinstance(one, Mapping) else ""
-            if named and find_origin(named).host != host:
-                raise WorkFailed(
-                    f'the card of the agent at "{render_origin(url)}" names another host, which '
-                    "was not granted"
-                )
-
     async def _follow(self, url: str, task: dict[str, Any]) -> dict[str, Any]:
         """Polls a task until it ends or waits; the time of the call bounds it."""
         backoff = Backoff(FIRST_POLL, LONGEST_POLL)
@@ -149,7 +183,7 @@ class A2aPeers:
         try:
             while _read_state(task) not in _ENDED | _WAITING:
                 await asyncio.sleep(backoff.next_delay())
-                task = await self._client.get_task(url, id)
+                task = await self.client.get_task(url, id)
         except asyncio.CancelledError:
             # No caller waits for the task any more.
             await asyncio.shield(self._cancel(url, id))
@@ -159,12 +193,12 @@ class A2aPeers:
     async def _cancel(self, url: str, id: str) -> None:
         try:
             async with asyncio.timeout(2):
-                await self._client.cancel_task(url, id)
+                await self.client.cancel_task(url, id)
         except (TimeoutError, A2aError, HubError):
             pass
 
-    async def close(self) -> None:
-        await self._client.close()
+    async def aclose(self) -> None:
+        await self.client.close()
 
 
 def _read_state(task: Mapping[str, Any]) -> str:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dragoman.app.build_workflows import LazyWorkflows, WorkflowParts
 from dragoman.core.admin_audit import record_done
 from dragoman.core.errors import NotFound
 from dragoman.core.logs import render_time
-from dragoman.core.ports import ADMIN
 from dragoman.core.principal import Principal
 from dragoman.core.runs import ENDED, PENDING, RUNNING, SKIPPED, WAITING, Run, StepRecord
+from dragoman.core.scopes import WORKFLOWS
+from dragoman.core.secret_rules import find_author
 from dragoman.core.tool import Tool
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ class WorkflowsView:
     # --- workflows -------------------------------------------------------------------------------
 
     def list_workflows(self, principal: Principal) -> list[dict[str, Any]]:
-        parts = self._lazy.find()
+        parts = self._lazy.find_loaded()
         if parts is None:
             return []
         from dragoman.workflows.describe import describe_file
@@ -54,8 +56,11 @@ class WorkflowsView:
         return {key: more[key] for key in more if is_admin or key not in SHOWN_TO_ADMINS}
 
     async def write(self, principal: Principal, name: str, source: str) -> dict[str, Any]:
+        from dragoman.workflows.folder import prepare_definition
+
         parts = await self._lazy.require()
-        parts.folder.write(name, source)
+        prepare = partial(prepare_definition, name, source, find_author(principal))
+        parts.folder.save(name, await self._lazy.checks.run(principal.key, prepare))
         record_done(self._lazy.audit, "workflow.write", name, principal.label, API, {})
         return self.describe(principal, name)
 
@@ -63,10 +68,11 @@ class WorkflowsView:
         self._require(name).folder.remove(name)
         record_done(self._lazy.audit, "workflow.remove", name, principal.label, API, {})
 
-    def check(self, source: str) -> list[dict[str, Any]]:
+    async def check(self, principal: Principal, source: str) -> list[dict[str, Any]]:
         from dragoman.workflows.loader import check_definition
 
-        found = check_definition(source, "workflow")
+        check = partial(check_definition, source, "workflow")
+        found = await self._lazy.checks.run(principal.key, check)
         return [{"line": one.line, "message": one.message} for one in found]
 
     # --- runs ------------------------------------------------------------------------------------
@@ -97,7 +103,7 @@ class WorkflowsView:
         limit: int,
         cursor: str,
     ) -> tuple[list[dict[str, Any]], str]:
-        parts = self._lazy.find()
+        parts = self._lazy.find_loaded()
         if parts is None:
             return [], ""
         found, following = await parts.service.list_runs(principal, workflow, states, limit, cursor)
@@ -143,7 +149,7 @@ class WorkflowsView:
     # --- who may see what ------------------------------------------------------------------------
 
     def _require(self, name: str) -> WorkflowParts:
-        if (parts := self._lazy.find()) is None:
+        if (parts := self._lazy.find_loaded()) is None:
             raise NotFound(f'there is no workflow "{name[:80]}"')
         return parts
 
@@ -158,12 +164,12 @@ class WorkflowsView:
         return parts
 
     def _require_runs(self, id: str) -> WorkflowParts:
-        if (parts := self._lazy.find()) is None:
+        if (parts := self._lazy.find_loaded()) is None:
             raise NotFound(f'there is no run "{id[:64]}"')
         return parts
 
     def _is_admin(self, principal: Principal) -> bool:
-        return self._lazy.hub.authorizer.decide_action(principal, ADMIN).allowed
+        return self._lazy.hub.authorizer.decide_action(principal, WORKFLOWS).allowed
 
     def _may_list(self, principal: Principal, parts: WorkflowParts, workflow: Workflow) -> bool:
         tool: Tool = parts.tools.build_tool(workflow)

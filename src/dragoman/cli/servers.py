@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import click
 
-from dragoman.cli.base.arguments import parse_header
+from dragoman.cli.base.arguments import parse_arguments, parse_header
 from dragoman.cli.base.errors import (
     NO_HUB,
     NOT_FOUND,
@@ -262,6 +262,9 @@ class PassThroughCommand(click.Command):
               help="HTTP header for a URL. Write a secret as ${VARIABLE} or ${REFERENCE}, such as "
               "${keyring:SERVICE/NAME}; other values are stored "
               "in the file env.")  # fmt: skip
+@click.option("--headers-stdin", is_flag=True,
+              help="Read the headers as one JSON object from the standard input; they are written "
+              "exactly so, or not at all.")  # fmt: skip
 @click.option("--cwd", metavar="DIR", help="Working directory of the program.")
 @click.option("--prefix", help='Prefix of its tool names in lists; "" for none.')
 @click.option("--sse", is_flag=True, help="Use the older HTTP+SSE transport for the URL.")
@@ -311,7 +314,8 @@ def add(name: str, where: tuple[str, ...], home: str | None, as_json: bool, **op
     title = COMMAND_LINE.title
     found = FoundServer(name, entry, COMMAND_LINE, title, Path.cwd(), settings, private)
     job = ImportJob(Path(resolve_home(home)), replaces=name if options["replace"] else None)
-    plan, backup = _add_server(job, found)
+    exact = entry if options["headers_stdin"] else None
+    plan, backup = _add_server(job, found, exact)
     state = None if options["no_connect"] else _connect(home, name)
     if as_json:
         answer = {"added": name, "config": str(job.config_path), "notes": plan.notes}
@@ -342,10 +346,13 @@ def _build_entry(where: tuple[str, ...], options: Mapping[str, Any]) -> dict[str
         if env or cwd:
             fail("--env and --cwd need a program; use --header with a URL", USAGE)
         kind = "sse" if sse else "http"
-        return {"url": where[0], "type": kind, "headers": dict(map(parse_header, headers))}
+        given = dict(map(parse_header, headers))
+        if options["headers_stdin"]:
+            given |= _read_headers()
+        return {"url": where[0], "type": kind, "headers": given}
     if _URL.match(where[0]):
         fail(f'unexpected argument "{where[1][:60]}" after the URL', USAGE)
-    if headers or sse:
+    if headers or sse or options["headers_stdin"]:
         fail("--header and --sse need a URL; use --env with a program", USAGE)
     pairs = [variable.partition("=") for variable in env]
     return {
@@ -355,6 +362,27 @@ def _build_entry(where: tuple[str, ...], options: Mapping[str, Any]) -> dict[str
         "env_vars": [variable for variable, equals, _ in pairs if not equals],
         **({"cwd": os.path.abspath(os.path.expanduser(cwd))} if cwd else {}),
     }
+
+
+def _read_headers() -> dict[str, str]:
+    """Reads the headers from the standard input, where names and values are apart."""
+    headers = parse_arguments(("-",), "dragoman servers add")
+    if not isinstance(headers, dict) or not all(isinstance(one, str) for one in headers.values()):
+        fail("the headers must be one JSON object whose values are strings", USAGE)
+    return headers
+
+
+def _check_written(plan: ServerPlan, wanted: Mapping[str, Any]) -> None:
+    """Fails unless the entry, read back from what will be written, has the URL and the headers that
+    were asked for."""
+    [entry] = tomllib.loads(plan.render_block())["mcp_servers"]
+    transport = entry["transport"]
+    written = transport["url"], transport.get("headers", {})
+    if written != (wanted["url"], wanted["headers"]):
+        fail(
+            f'"{plan.name}" was not added: a header has a value that cannot be written as it is; '
+            "refer to it as ${VARIABLE}; nothing was changed"
+        )
 
 
 def _parse_settings(pairs: tuple[str, ...]) -> dict[str, Any]:
@@ -370,7 +398,10 @@ def _parse_settings(pairs: tuple[str, ...]) -> dict[str, Any]:
     return found
 
 
-def _add_server(job: ImportJob, found: FoundServer) -> tuple[ServerPlan, Path | None]:
+def _add_server(
+    job: ImportJob, found: FoundServer, exact: Mapping[str, Any] | None
+) -> tuple[ServerPlan, Path | None]:
+    """With `exact`, the entry must be written with these members."""
     try:
         listed = list_server_names(decode_text(read_bytes(job.config_path) or b"")[1])
         if job.replaces not in listed:
@@ -379,6 +410,8 @@ def _add_server(job: ImportJob, found: FoundServer) -> tuple[ServerPlan, Path | 
         for skip in job.skipped:
             taken = "; use --replace to replace it" if "of this name" in skip["reason"] else ""
             fail(f'"{found.name}" was not added: {skip["reason"]}{taken}; nothing was changed')
+        if exact is not None:
+            _check_written(job.plans[0], exact)
         return job.plans[0], job.write()
     except (UnreadableFile, HomeUnusable, ConfigError) as error:
         raise CommandFailed(f"{str(error).rstrip('.')}; nothing was changed") from None

@@ -24,8 +24,10 @@ from dragoman.cli.base.output import (
 from dragoman.cli.base.schema_text import get_properties
 from dragoman.cli.completion import complete_workflows
 from dragoman.cli.run_progress import finish, follow_run
+from dragoman.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from dragoman.core.secret_rules import ReferenceRules
     from dragoman.workflows.folder import DefinitionFile, WorkflowFolder
     from dragoman.workflows.loader import InvalidDefinition
     from dragoman.workflows.model import Workflow
@@ -222,6 +224,7 @@ def new(name: str, home: str | None, as_json: bool) -> None:
     dragoman workflows check hello
     """
     import dragoman.workflows
+    from dragoman.core.secret_rules import Author
     from dragoman.workflows.folder import FOLDER, WorkflowFolder
 
     starter = Path(dragoman.workflows.__file__).parent / "starter.yaml"
@@ -231,7 +234,7 @@ def new(name: str, home: str | None, as_json: bool) -> None:
     folder.check()
     if any(name in (one.name, Path(one.file).stem) for one in folder.list_files()):
         fail(f'there is a workflow "{clean(name)}" already; edit it, or choose another name')
-    folder.write(name, starter.read_text(encoding="utf-8").replace("NAME", name))
+    folder.write(name, starter.read_text(encoding="utf-8").replace("NAME", name), Author.OWNER)
     file = folder.path / folder.find_file(name).file
     print_result(
         {"name": name, "file": str(file)},
@@ -246,9 +249,22 @@ def new(name: str, home: str | None, as_json: bool) -> None:
 def _read_folder(home: str | None) -> WorkflowFolder:
     from dragoman.workflows.folder import FOLDER, WorkflowFolder
 
-    folder = WorkflowFolder(Path(resolve_home(home)) / FOLDER)
+    place = Path(resolve_home(home))
+    folder = WorkflowFolder(place / FOLDER, check=_find_rules(place).check)
     folder.check()
     return folder
+
+
+def _find_rules(place: Path) -> ReferenceRules:
+    """What definitions that the API wrote may refer to, as the configuration of the home says."""
+    from dragoman.config import load
+    from dragoman.core.secret_rules import ReferenceRules
+
+    try:
+        config = load(place / "config.toml")
+    except ConfigError:  # other commands report it
+        return ReferenceRules((), place)
+    return ReferenceRules(config.bridge.credential_env, place, config.secrets.allow)
 
 
 def _is_file(name: str) -> bool:

@@ -105,8 +105,9 @@ class StoredApproval(Struct, frozen=True, kw_only=True):
     """None if the requester makes the call itself, or for a step."""
     ended_at: float = 0.0
     """When the call ended."""
-    is_delivered: bool = False
-    """Whether the requester has got its result."""
+    delivered_at: float = 0.0
+    """When the requester got its result, or was to get it: the hub may have ended before it did. 0:
+    not yet."""
     number: int = 0
     """Its place in the store."""
 
@@ -146,12 +147,25 @@ class ApprovalStore(Protocol):
         """Marks pending requests past their time as expired, and returns them."""
 
     def begin(self, id: str) -> bool:
-        """Marks an approved call as running, which is possible once."""
+        """Marks an approved call as running, which is possible once. If it raises, whether that is
+        stored is unknown: the next `begin` of this hub finds out."""
 
-    def finish(self, id: str, outcome: str, problem: str, reply: bytes, now: float) -> None:
-        """Stores how a running call has ended, and what its requester gets."""
+    def finish(
+        self,
+        id: str,
+        outcome: str,
+        problem: str,
+        reply: bytes,
+        now: float,
+        delivered_at: float = 0.0,
+    ) -> None:
+        """Stores how a call has ended that this hub has begun, and what its requester gets; also if
+        another hub has marked it as interrupted meanwhile."""
 
-    def deliver(self, id: str) -> bytes | None:
+    def put_back(self, id: str) -> None:
+        """A call that this hub has begun has not left the hub: it may begin again."""
+
+    def deliver(self, id: str, now: float) -> bytes | None:
         """Returns what the requester gets, once; None after that."""
 
     def load_reply(self, id: str) -> bytes: ...

@@ -1,4 +1,5 @@
-"""Keeps secrets that take long to read, and reads each once however many callers wait for it."""
+"""Keeps secrets that take long to read, and reads each once however many callers wait for it. A
+failure is kept for a moment, too: to read a secret may start a program."""
 
 from __future__ import annotations
 
@@ -7,10 +8,13 @@ from collections.abc import Awaitable, Callable
 from time import monotonic
 
 from dragoman.core.background import start_task
+from dragoman.core.errors import ConfigError
 
 ReadSecret = Callable[[str, str], Awaitable[str]]
 """Takes the name of a secret and its owner; raises `ConfigError`."""
 MAX_KEPT = 1_000
+FAILED_SECONDS = 5.0
+"""How long a secret that could not be read is not read again."""
 
 
 class CachedSecrets:
@@ -27,12 +31,17 @@ class CachedSecrets:
         self._seconds = seconds
         self._clock = clock
         self._kept: dict[str, tuple[float, str]] = {}
+        self._failed: dict[tuple[str, str], tuple[float, str]] = {}
+        """By secret and owner, which the error names."""
         self._reading: dict[str, asyncio.Task[str]] = {}
 
     async def read(self, name: str, owner: str) -> str:
         kept = self._kept.get(name)
         if kept is not None and self._clock() - kept[0] < self._seconds():
             return kept[1]
+        failed = self._failed.get((name, owner))
+        if failed is not None and self._clock() - failed[0] < FAILED_SECONDS:
+            raise ConfigError(failed[1])
         task = self._reading.get(name)
         if task is None:
             task = self._reading[name] = start_task(self._fetch(name, owner))
@@ -43,7 +52,13 @@ class CachedSecrets:
         return self._kept.pop(name, None) is not None
 
     async def _fetch(self, name: str, owner: str) -> str:
-        secret = await self._read(name, owner)
+        try:
+            secret = await self._read(name, owner)
+        except ConfigError as error:
+            if len(self._failed) >= MAX_KEPT:
+                self._failed.clear()
+            self._failed[name, owner] = self._clock(), str(error)
+            raise
         if len(self._kept) >= MAX_KEPT:
             self._kept.clear()
         self._kept[name] = self._clock(), secret

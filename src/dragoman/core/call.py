@@ -7,7 +7,7 @@ resource_link, data, ...); what a target adds to it travels unchanged in `extra`
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -264,6 +264,9 @@ class Notes(Struct, eq=False):
 
     decision: Decision | None = None
     """What the policies said."""
+    has_left: bool = False
+    """Whether the target was asked to run the call. A target that only calls another one sets it
+    to what became of that call."""
     usage: Mapping[str, Any] | None = None
     """What the remote agent says that the work cost."""
     remote_task: str | None = None
@@ -274,12 +277,17 @@ class Notes(Struct, eq=False):
     """Set if the call needs the approval of a person."""
     approval_id: str = ""
     """The request for that approval."""
+    is_repeated: bool = False
+    """Whether the result is that of an earlier call: this one was not made."""
     labels: frozenset[str] = NO_LABELS
     """The taint labels of the data that the call may carry."""
     flows: Sequence[dict[str, str]] = ()
     """The taint rules that these labels meet."""
     conversation: str = ""
     """The id that the target has given to the conversation of the call."""
+    flush: Callable[[], Awaitable[None]] | None = None
+    """Has the conversation of the call written. The hub waits for it at the end of the call, when
+    the taint labels are stored, since the next message may reach another hub. It never fails."""
     sources: Mapping[str, str] | None = None
     """The taint labels of the result, each with the reason."""
     read_keys: Sequence[str] = ()

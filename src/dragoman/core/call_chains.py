@@ -26,6 +26,7 @@ from dragoman.core.call import Call
 from dragoman.core.errors import Looping, Overloaded, TooDeep
 from dragoman.core.holders import find_holder_of, find_person
 from dragoman.core.principal import Principal
+from dragoman.core.secret_values import NO_SECRETS, SecretValues
 from dragoman.core.structs import Struct
 from dragoman.core.taint import LabelOrigin, Origins
 from dragoman.core.trace import NO_LABELS, Trace, TraceContext
@@ -54,6 +55,8 @@ class Chain(Struct, eq=False):
     """Labels that its client's earlier calls have collected, where these are only observed."""
     origins: dict[str, LabelOrigin] | None = None
     """Where the labels came from, as far as known."""
+    secrets: SecretValues = NO_SECRETS
+    """The secrets that arguments may have, and no record."""
     root: Principal | None = None
     """Who made the first call; None if only a token is left of the chain, or another user has made
     a call in it."""
@@ -316,13 +319,15 @@ class CallChains:
         origins: Origins,
         trace_id: str = "",
         verbs: tuple[str, ...] = (),
+        secrets: SecretValues = NO_SECRETS,
     ) -> Iterator[Trace]:
         """Opens a chain on behalf of principals, each with its entry point, the first one first:
         for a call that the hub makes for them later. The chain has the labels of `origins`, and
-        `verbs` are the calls that led to it."""
+        `verbs` are the calls that led to it, and `secrets` are kept out of its records."""
         id, key = self._make_ids()
         id = trace_id or id
         chain = self._live[key] = Chain(key, callers[0][0].label, self._clock())
+        chain.secrets = secrets
         chain.add_labels(origins)
         above: RunningCall | None = None
         for principal, door in callers:

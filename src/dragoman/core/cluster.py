@@ -85,6 +85,10 @@ class Ownership(Protocol):
         """Raises `OwnedElsewhere` if `mark`, from an id that a client sent, names another hub. To
         be called where a request comes in, before it has any effect."""
 
+    def check_lease(self) -> None:
+        """Raises `LeaseExpired` if other hubs may own what this one owned: it was paused or cut off
+        for too long. To be called before an effect leaves the hub."""
+
 
 class Leases(Protocol):
     """What only one hub at a time may do."""
@@ -159,6 +163,8 @@ class SingleHub:
     mark = ""
 
     def check(self, mark: str) -> None: ...
+
+    def check_lease(self) -> None: ...
 
     def holds(self, name: str) -> bool:
         return True

@@ -27,6 +27,9 @@ class HubError(Exception):
     has the kind of its parent."""
     trace: str | None = None
     """The trace of the call it stopped, set once by `Hub.call`."""
+    has_left: bool = False
+    """Whether the call it stopped had reached its target, set by `Hub.call`: something may have
+    happened there."""
     status_message: StatusMessage | None = None
     """The target's own message, where it has more than text."""
 
@@ -46,6 +49,15 @@ class Denied(Refused):
 
 class AuthorizationError(Denied):
     """No policy permits the principal to do it, or one forbids it, or no decision was possible."""
+
+
+class InsufficientScope(AuthorizationError):
+    """The key or access token does not have the scope that this needs; `scope` names it. The
+    policies were not asked."""
+
+    def __init__(self, message: str, scope: str = "") -> None:
+        super().__init__(message)
+        self.scope = scope
 
 
 class TooDeep(Refused):
@@ -124,6 +136,12 @@ class AmbiguousName(InvalidInput):
 class StorageFailed(HubError):
     """A file of the hub's home cannot be read or written. A call that cannot be recorded is not
     made."""
+
+
+class LeaseExpired(ShuttingDown, StorageFailed, kind="Full"):
+    """The other hubs of the cluster may own, or do own, what this hub owned: it was paused or cut
+    off for longer than a lease. Nothing left the hub; send it again, to any hub. Its kind is
+    `Full`."""
 
 
 class TargetFailed(HubError):
@@ -214,6 +232,23 @@ PASSING: Final = (
     StorageFailed,
 )  # fmt: skip
 """Errors of a call that asks for a task which say nothing about the task: it is asked again."""
+
+
+OWN_TROUBLES: Final = (StorageFailed, Overloaded, ShuttingDown)
+"""Errors that say nothing about the call: the hub itself cannot make it now."""
+
+
+def is_own_trouble(error: BaseException) -> bool:
+    """Whether the hub itself was not able to make a call, and nothing of it has left: the same call
+    may succeed later. Work that was accepted is put back and does not fail; refusals that are
+    decisions (of policies, budgets, people) are none."""
+    return isinstance(error, OWN_TROUBLES) and not error.has_left
+
+
+def is_stopping(error: BaseException) -> bool:
+    """Whether the hub stops, so that it will not make the call later. One whose lease has expired
+    is cut off or was paused, and joins again."""
+    return isinstance(error, ShuttingDown) and not isinstance(error, LeaseExpired)
 
 
 class ConfigError(HubError):

@@ -97,7 +97,7 @@ def _render_verb(phase: str, call: Call, error: HubError | None, at: float) -> d
         "agentUrl": skill.url if skill is not None else None,
         "skillId": skill.skill_id if skill is not None else None,
         "sessionId": session_id_from_trace(call.tool, call.trace),
-        "args": call.arguments,
+        "args": call.trace.secrets.mask(call.arguments),
         "emittedAt": render_time(at),
         "context": {
             "denied": phase != PRE_VERB and is_denied(call, error),
@@ -116,7 +116,11 @@ def render_exec_event(event: events.ToolCall | events.ToolResult) -> dict[str, A
     verb = render_name(call.tool.name, call.tool.kind)
     if isinstance(event, events.ToolCall):
         kind, source = TOOL_CALL, call.principal.serves or call.principal.label
-        payload = {"toolCallId": event.id, "tool": verb, "arguments": call.arguments}
+        payload = {
+            "toolCallId": event.id,
+            "tool": verb,
+            "arguments": call.trace.secrets.mask(call.arguments),
+        }
     else:
         kind, source = TOOL_RESULT, call.tool.target.name
         payload = {"toolCallId": event.call_id, "tool": verb, **_render_end(event)}

@@ -61,6 +61,12 @@ def _is_unknown(tool: Tool) -> bool:
     return isinstance(target, Nowhere) and isinstance(target.error, NotFound)
 
 
+def _mask_error(call: Call, error: HubError) -> None:
+    """Takes the secrets of the call's arguments out of an error that its target reports."""
+    if (secrets := call.trace.secrets) and error.args:
+        error.args = (secrets.mask(str(error)), *error.args[1:])
+
+
 class CallOptions(Struct, frozen=True):
     """What a server passes beside the tool and its arguments; `Call` documents the fields it takes
     over."""
@@ -128,7 +134,8 @@ class Hub:
         self._owners_at: tuple[tuple[int, ...], ResourceOwners] = (), ResourceOwners((), ())
         """The owners of resource addresses, at these versions of the catalogs."""
         self._mentions = ReturnedUris()
-        self._pipeline = build_pipeline(stages, self._run)
+        run = self._run if cluster is SINGLE_HUB else self._run_with_lease
+        self._pipeline = build_pipeline(stages, run)
 
     async def call(
         self, principal: Principal, name: str, arguments: Mapping[str, Any], options: CallOptions
@@ -173,10 +180,14 @@ class Hub:
             options.task,
         )
         try:
-            return tool, await self._pipeline(call)
+            result = await self._pipeline(call)
         except HubError as error:
             error.trace = trace.id
+            error.has_left = call.notes.has_left
             raise
+        if call.notes.flush is not None:
+            await call.notes.flush()
+        return tool, result
 
     async def call_within(
         self, parent: Trace, principal: Principal, name: str, arguments: Mapping[str, Any],
@@ -188,14 +199,24 @@ class Hub:
             principal, name, arguments, structs.replace(options, trace_context=within)
         )
 
+    async def _run_with_lease(self, call: Call) -> Result:
+        """The end of the pipeline of a hub in a cluster: one that was paused meanwhile may not do
+        what its heir does."""
+        self.cluster.check_lease()
+        return await self._run(call)
+
     async def _run(self, call: Call) -> Result:
         """The end of the pipeline. An unexpected exception of a target counts as its failure."""
+        call.notes.has_left = True
         try:
             result = await call.tool.target.run(call)
-        except HubError:
+        except HubError as error:
+            _mask_error(call, error)
             raise
         except Exception as error:
-            raise WorkFailed(f'"{call.tool.name}" failed: {error!r}') from error
+            failure = WorkFailed(f'"{call.tool.name}" failed: {error!r}')
+            _mask_error(call, failure)
+            raise failure from error
         for block in result.content:
             if isinstance(block, dict) and block.get("type") in LINKING:
                 return self._rewrite_links(call, result)

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from dragoman.core.principal import Principal
+from dragoman.core.scopes import ADMIN, ADMIN_RIGHTS
 from dragoman.core.structs import Struct
 from dragoman.core.tool import Validator
 
@@ -47,9 +48,10 @@ class Decision(Struct, frozen=True):
     """Set if a call is allowed only with the approval of a person."""
 
 
-A2A_DISCOVER, TASK_READ, TASK_CANCEL, ADMIN = "a2a_discover", "task_read", "task_cancel", "admin"
-APPROVE = "approve"
-"""The actions beside calls and lists."""
+A2A_DISCOVER, TASK_READ, TASK_CANCEL = "a2a_discover", "task_read", "task_cancel"
+"""The actions beside calls and lists, with `approve` and `ADMIN_ACTIONS`."""
+ADMIN_ACTIONS = frozenset((ADMIN, *ADMIN_RIGHTS))
+"""The actions on the hub itself: the parts of its administration, and all of them as one."""
 
 
 class Authorizer(Protocol):
@@ -77,9 +79,9 @@ class Authorizer(Protocol):
     def decide_action(
         self, principal: Principal, action: str, tool: Tool | None = None, *, owner: bool = False
     ) -> Decision:
-        """Decides another action; without a tool, `admin` on the hub itself and `approve` on the
-        principal's org. `owner`: whether a task, or a request for approval, is the principal's
-        own."""
+        """Decides another action; without a tool, one of `ADMIN_ACTIONS` on the hub itself, or
+        `approve` on the principal's org. A policy that permits or forbids `admin` does so with its
+        parts. `owner`: whether a task, or a request for approval, is the principal's own."""
 
 
 class RateLimiter(Protocol):
@@ -248,6 +250,9 @@ class TaskStore(Protocol):
     def take_over(self, hub: str, keys: Sequence[int], damaged: Sequence[int]) -> set[int]:
         """Takes over tasks of a hub that has ended, and sets the damaged ones aside. Returns those
         that this hub owns now: each task goes to one hub."""
+
+    def find_left(self, hubs: Sequence[str]) -> set[str]:
+        """Finds those of the hubs that still own tasks. Raises `StorageFailed`."""
 
     def claim_key(self, owner: Principal, key: str, id: str) -> str:
         """Claims an idempotency key for a task; returns the id of the task that has it, which may
@@ -518,10 +523,12 @@ class ScheduleStore(Protocol):
 
     def load_all(self) -> list[Schedule]: ...
 
-    def save(self, schedule: Schedule) -> bool:
-        """Replaces one; returns False if it was deleted meanwhile."""
+    def save(self, schedule: Schedule, before: Schedule) -> bool:
+        """Replaces one that is still as it was `before`; returns False if it was deleted, or
+        another hub has changed it, meanwhile."""
 
-    def delete(self, org: str, owner: str, id: str) -> bool: ...
+    def delete(self, org: str, owner: str, id: str) -> bool:
+        """Returns False if there is none any more."""
 
 
 class CredentialId(NamedTuple):

@@ -18,6 +18,8 @@ MAX_NAME = 200
 MAX_MESSAGE = 300
 MAX_SEARCHED = 16_384
 MAX_VALUES = 200
+MAX_LISTED = 2_000
+"""Values with those that are repeated."""
 MAX_OUTLINED = 64
 MAX_NUMBERS = 32
 LARGEST = 2**53
@@ -88,8 +90,8 @@ def redact_message(message: str, arguments: Any) -> str:
     if len(message) > MAX_SEARCHED:
         return f"(not kept: a message of {len(message)} characters)"
     values: set[str | int | float] = set()
-    for value in _list_values(arguments):
-        if len(values) >= MAX_VALUES:
+    for number, value in enumerate(_list_values(arguments)):
+        if len(values) >= MAX_VALUES or number >= MAX_LISTED:
             return "(not kept: too many arguments to look for in it)"
         values.add(value)
     forms = {form for value in values for form in _list_spellings(value)}

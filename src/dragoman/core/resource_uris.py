@@ -15,6 +15,7 @@ from typing import Any
 from dragoman.core.tool import Target, Tool
 
 MAX_URI = 8_192
+TOO_LONG = f"the address of the resource is too long: at most {MAX_URI} characters"
 MAX_MENTIONS = 2_000
 """Per server; the one returned longest ago is forgotten first."""
 

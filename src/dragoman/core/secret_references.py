@@ -2,7 +2,9 @@
 
 `env:NAME` names a variable of the environment or of the home's env file, `file:PATH` a private
 file. Further kinds are the `sources` that the resolver is given. A text may contain references as
-`${REFERENCE}`; `${NAME}` means `${env:NAME}`. No error contains a secret.
+`${REFERENCE}`; `${NAME}` means `${env:NAME}`. Each reference comes with the `SecretUse` that says
+who wrote it and what for, and the rules decide on it before anything is read. No error contains a
+secret.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from dragoman.core.errors import ConfigError, Unreachable
+from dragoman.core.errors import ConfigError, InvalidInput, Unreachable
+from dragoman.core.secret_rules import ReferenceRules, SecretUse
 from dragoman.core.variables import find_variable
 
 KINDS = ("env", "file", "keyring", "exec")
@@ -63,64 +66,77 @@ def _add_kind(inner: str) -> str:
 
 
 class SecretResolver:
+    """Reads secrets. Every method that reads one takes its `SecretUse`."""
+
     def __init__(
         self,
         variables: Mapping[str, str],
         home: Path,
         sources: Mapping[str, SecretSource] | None = None,
+        rules: ReferenceRules | None = None,
     ) -> None:
-        """`sources` are the other kinds of references, by kind."""
+        """`sources` are the other kinds of references, by kind. `rules` say what others than the
+        owner may refer to; without them, only what every home sets aside."""
         self._variables = variables
         self._home = home
         self._sources = dict(sources or {})
+        self.rules = rules if rules is not None else ReferenceRules((), home)
 
-    async def resolve(self, reference: str, owner: str, files_below: Path = Path("/")) -> str:
-        """Reads the secret for `owner`, such as `server "github"`. A file must be below
-        `files_below` once all links are resolved. Raises `ConfigError`."""
+    async def resolve(self, reference: str, use: SecretUse) -> str:
+        """Reads the secret. Raises `ConfigError`, also if its author may not use it."""
         kind, _, name = reference.partition(":")
         source = self._sources.get(kind)
         if source is None:
-            return self.resolve_local(reference, owner, files_below)
-        secret = await source.read(name, owner)
+            return self.resolve_local(reference, use)
+        self._check(reference, use)
+        secret = await source.read(name, use.purpose)
         if not secret:
-            raise ConfigError(f'{owner}: "{render_reference(reference)}" is empty')
+            raise ConfigError(f'{use.purpose}: "{render_reference(reference)}" is empty')
         return secret
 
-    async def expand(self, text: str, owner: str, files_below: Path = Path("/")) -> str:
+    async def expand(self, text: str, use: SecretUse) -> str:
         """Replaces every `${REFERENCE}` in `text`."""
         if "${" not in text:
             return text
         parts, end = [], 0
         for match in _EMBEDDED.finditer(text):
-            secret = await self.resolve(_add_kind(match[1]), owner, files_below)
+            secret = await self.resolve(_add_kind(match[1]), use)
             parts += [text[end : match.start()], secret]
             end = match.end()
         return "".join(parts) + text[end:]
 
-    async def resolve_to_send(self, reference: str, owner: str) -> str:
+    async def resolve_to_send(self, reference: str, use: SecretUse) -> str:
         """Like `resolve`, for a request that is about to leave. Raises `Unreachable`."""
         try:
-            return await self.resolve(reference, owner)
+            return await self.resolve(reference, use)
         except ConfigError as error:
             raise Unreachable(str(error), sent=False) from None
 
-    async def expand_to_send(self, text: str, owner: str) -> str:
+    async def expand_to_send(self, text: str, use: SecretUse) -> str:
         """Like `expand`, for a request that is about to leave. Raises `Unreachable`."""
         try:
-            return await self.expand(text, owner)
+            return await self.expand(text, use)
         except ConfigError as error:
             raise Unreachable(str(error), sent=False) from None
 
-    def resolve_local(self, reference: str, owner: str, files_below: Path = Path("/")) -> str:
+    def resolve_local(self, reference: str, use: SecretUse) -> str:
         """The same for the kinds that need no other program: `env:` and `file:`."""
+        self._check(reference, use)
         kind, _, name = reference.partition(":")
         if kind == "env":
-            return find_variable(name, self._variables, owner)
+            return find_variable(name, self._variables, use.purpose)
         if kind == "file":
-            return self._read_file(name, owner, files_below)
+            return self._read_file(name, use.purpose, self.rules.find_folder(reference, use))
         raise ConfigError(
-            f'{owner}: unknown kind of secret reference "{kind[:40]}"; known: {", ".join(KINDS)}'
+            f'{use.purpose}: unknown kind of secret reference "{kind[:40]}"; known: '
+            f"{', '.join(KINDS)}"
         )
+
+    def _check(self, reference: str, use: SecretUse) -> None:
+        try:
+            self.rules.check(reference, use)
+        except InvalidInput as error:
+            raise ConfigError(str(error)) from None
 
     def forget_embedded(self, text: str) -> bool:
         """Drops the cached secrets of all references in `text`; returns whether there were any."""

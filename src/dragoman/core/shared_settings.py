@@ -8,6 +8,7 @@ from typing import Protocol
 
 from dragoman.core.errors import ConfigError
 from dragoman.core.secret_references import SecretResolver, is_reference
+from dragoman.core.secret_rules import Author, SecretUse
 
 SECRET_CHARS = 32
 STORE_URL = "[store] url"
@@ -36,7 +37,7 @@ def resolve_store_url(settings: _Store, secrets: SecretResolver) -> str | None:
     """The address of the database; None for a hub on SQLite. Raises `ConfigError`."""
     url = settings.url
     if url is not None and is_reference(url):
-        url = secrets.resolve_local(url, STORE_URL)
+        url = secrets.resolve_local(url, SecretUse(Author.OWNER, STORE_URL))
     if url is not None:
         check_database_url(url)
     return url
@@ -62,7 +63,7 @@ def resolve_cluster_key(
     if secret is None:
         return None
     if is_reference(secret):
-        secret = secrets.resolve_local(secret, "[cluster] secret")
+        secret = secrets.resolve_local(secret, SecretUse(Author.OWNER, "[cluster] secret"))
     if len(secret) < SECRET_CHARS:
         raise ConfigError(f"[cluster] secret is too short: at least {SECRET_CHARS} characters")
     return derive_key(secret)

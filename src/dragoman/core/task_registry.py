@@ -16,13 +16,26 @@ from time import time
 from typing import Any, Generic
 
 from dragoman.core.access import WhyEnded, explain_lost_access
-from dragoman.core.errors import HubError, InvalidInput, NotFound, Overloaded, ShuttingDown
+from dragoman.core.errors import (
+    HubError,
+    InvalidInput,
+    NotFound,
+    Overloaded,
+    ShuttingDown,
+    WorkFailed,
+)
 from dragoman.core.ports import EndedTask, StoredPush, StoredTask, TaskChange, TaskStore
 from dragoman.core.principal import Principal
 from dragoman.core.structs import Struct
 from dragoman.core.tasks import ENDS, WAITS, Entry, R, Task
 
 log = logging.getLogger(__name__)
+
+TAKEN_OVER = (
+    "this hub was paused or cut off while it worked on the task, and another hub has taken over "
+    "what it owned: get the task there. If it is unknown there, it was not stored, and may or may "
+    "not have been carried out"
+)
 
 
 class TaskLimits(Struct, frozen=True):
@@ -163,9 +176,10 @@ class TaskRegistry(Generic[R]):
         self._unsaved.clear()
         for task in list(self):
             if task.call is not None:
-                task.call.cancel("another hub has taken the task over")
+                task.call.cancel(TAKEN_OVER)
             task.key = 0  # so that nothing is deleted
-            self.remove(task)
+            # Not cancelled: no client asked for that, and the heir knows how it ends.
+            self.remove(task, WorkFailed(TAKEN_OVER))
         self._unsaved.clear()
         self._store.rename_hub(hub)
 
@@ -199,6 +213,10 @@ class TaskRegistry(Generic[R]):
         if task is None:
             raise task_not_found(id)
         return task
+
+    def find_left(self, hubs: Sequence[str]) -> set[str]:
+        """Finds those of the hubs that still own stored tasks."""
+        return self._store.find_left(hubs)
 
     def find_hub(self, owner: Principal, id: str) -> str | None:
         """Finds the hub that owns a stored task, where several share the store."""
@@ -278,8 +296,8 @@ class TaskRegistry(Generic[R]):
         """Calls `listener` with every task that is removed."""
         self._on_remove.append(listener)
 
-    def remove(self, task: Task[R]) -> None:
-        """Forgets a task and stops its call."""
+    def remove(self, task: Task[R], why: HubError | None = None) -> None:
+        """Forgets a task and stops its call, which is cancelled or has failed for a reason."""
         owned = task.owned
         if owned is None:
             return
@@ -299,7 +317,7 @@ class TaskRegistry(Generic[R]):
         for listener in self._on_remove:
             listener(task)
         if not task.finished:
-            task.cancel()
+            task.cancel() if why is None else task.fail(why)
         self._await_end(task)
 
     def note_change(self, task: Task[R]) -> None:
@@ -491,6 +509,9 @@ class VolatileTaskStore:
 
     def find_hub(self, owner: Principal, id: str) -> str | None:
         return None
+
+    def find_left(self, hubs: Sequence[str]) -> set[str]:
+        return set()
 
     def load_elsewhere(self, owner: Principal) -> list[StoredTask]:
         return []

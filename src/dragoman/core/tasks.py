@@ -16,6 +16,7 @@ from time import time
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from dragoman.core.background import start_task
+from dragoman.core.backoff import Backoff
 from dragoman.core.call import (
     FOLLOW,
     Artifact,
@@ -29,7 +30,15 @@ from dragoman.core.call import (
     Updates,
     discard_update,
 )
-from dragoman.core.errors import BadReply, HubError, InvalidInput, WorkFailed
+from dragoman.core.errors import (
+    BadReply,
+    HubError,
+    InvalidInput,
+    ShuttingDown,
+    WorkFailed,
+    is_own_trouble,
+    is_stopping,
+)
 from dragoman.core.principal import Principal
 from dragoman.core.structs import Struct
 from dragoman.core.tool import Tool
@@ -59,7 +68,11 @@ target declined."""
 MAX_ROUNDS = 500
 """How often one task may ask."""
 AGAIN_SECONDS = 0.1
+TROUBLE_PAUSES = Backoff(first=0.5, longest=30.0)
+"""Between the attempts to make a call that the hub itself cannot make now."""
 MAX_MESSAGE = 1_000
+
+NOTHING_GIVEN = None, None
 
 Outcome: TypeAlias = tuple[Tool, Result]
 """What `Hub.call` returns."""
@@ -136,6 +149,11 @@ class TaskRecord:
         self.log_state(INPUT_REQUIRED, words)
         return INPUT_REQUIRED
 
+    def is_promised(self, task: Task[Any]) -> bool:
+        """Whether a client knows of the task and relies on it. A call that the hub itself cannot
+        make now is then made later; otherwise its client gets the error and may call again."""
+        return task.registry is not None
+
     def can_follow(self, asked: Result) -> bool:
         """Whether the call continues by itself once its question is settled elsewhere."""
         return False
@@ -148,10 +166,10 @@ class Task(Generic[R]):
     """Runs one call. It can be found by its id once `TaskRegistry.insert` has taken it."""
 
     __slots__ = (
-        "__weakref__", "_answers", "_following", "_names", "_rounds", "_work", "asked",
-        "call", "created", "error", "finished", "id", "key", "lasting", "message", "owned", "owner",
-        "partial_answers", "questions", "record", "registry", "result", "resumed", "saved", "size",
-        "state", "ttl", "updated", "waiters", "watchers",
+        "__weakref__", "_answers", "_following", "_given", "_names", "_rounds", "_work", "asked",
+        "call", "created", "error", "finished", "id", "is_put_back", "key", "lasting", "message",
+        "owned", "owner", "partial_answers", "questions", "record", "registry", "result", "resumed",
+        "saved", "size", "state", "troubles", "ttl", "updated", "waiters", "watchers",
     )  # fmt: skip
 
     def __init__(
@@ -180,6 +198,10 @@ class Task(Generic[R]):
         self.error: BaseException | None = None
         self.resumed = False
         """Whether the running call answers a question."""
+        self.troubles = 0
+        """How often in a row the hub itself could not make the call, which is tried again."""
+        self.is_put_back = False
+        """Whether the call waits for the next attempt: nothing of it has left."""
         self.call: asyncio.Task[Any] | None = None
         """The running call, until its outcome is taken; perhaps still after it was cancelled."""
         self.watchers: list[Callable[[], None]] = []
@@ -196,6 +218,8 @@ class Task(Generic[R]):
         self.size = 0
         """Bytes that these take."""
         self._work: Work | None = work
+        self._given: tuple[Mapping[str, Any] | None, str | None] = NOTHING_GIVEN
+        """The answers and the handle of the running call."""
         self._following: asyncio.Task[Outcome] | None = None
         """The call that waits until the open question is settled elsewhere."""
         self._names: dict[str, str] = {}
@@ -211,10 +235,11 @@ class Task(Generic[R]):
         """Makes the call. `answers` and `handle` are those of a question that was asked before."""
         assert self._work is not None
         self.resumed = handle is not None
+        self._given = (answers, handle) if self.resumed else NOTHING_GIVEN
         try:
             call = self._work(self, self._take_update, answers, handle)
         except Exception as error:
-            self._take_error(error)
+            self._take_failure(error)
         else:
             self.call = start_task(call)
             self.call.add_done_callback(self._take_outcome)
@@ -323,7 +348,10 @@ class Task(Generic[R]):
 
     def interrupt(self) -> None:
         """Fails a task whose call the hub cannot finish because it stops, or has stopped."""
-        self.fail(WorkFailed("it was interrupted: the hub was stopped while it worked on this"))
+        if self.is_put_back:
+            self.fail(ShuttingDown("it was not begun: the hub was stopped before it could begin"))
+        else:
+            self.fail(WorkFailed("it was interrupted: the hub was stopped while it worked on this"))
 
     def _stop(self, state: str, message: str, words: str, why: str = "") -> bool:
         self._stop_following()
@@ -361,9 +389,33 @@ class Task(Generic[R]):
         if self.finished:
             return  # it was stopped, and the call came to its end all the same
         if error is not None:
-            self._take_error(error)
+            self._take_failure(error)
         else:
             self._take_result(call.result()[1])
+
+    def _take_failure(self, error: BaseException) -> None:
+        """Makes the call later if it was the hub itself that could not make it, and takes any other
+        error. A hub that stops ends its tasks."""
+        is_put_back = is_own_trouble(error) and not is_stopping(error)
+        if not is_put_back or not self.record.is_promised(self):
+            self._take_error(error)
+            return
+        self.troubles += 1
+        if self.troubles == 1:
+            self.message = f"it waits, and is tried again: {error}"[:MAX_MESSAGE]
+            self.record.log_state(self.state, self.message)
+            self.notify()
+        self.call = start_task(self._try_again(TROUBLE_PAUSES.delay(self.troubles)))
+        self.call.add_done_callback(self._take_outcome)
+
+    async def _try_again(self, pause: float) -> Outcome:
+        self.is_put_back = True
+        await asyncio.sleep(pause)
+        self.is_put_back = False
+        assert self._work is not None
+        outcome = await self._work(self, self._take_update, *self._given)
+        self.troubles = 0
+        return outcome
 
     def _take_result(self, result: Result) -> None:
         try:
@@ -385,6 +437,7 @@ class Task(Generic[R]):
             self.call.add_done_callback(self._take_outcome)
 
     async def _call_again(self, handle: str | None) -> Outcome:
+        self._given = {}, handle
         await asyncio.sleep(AGAIN_SECONDS)
         assert self._work is not None
         return await self._work(self, self._take_update, {}, handle)

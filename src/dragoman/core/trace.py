@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from random import getrandbits
 from typing import Any, NamedTuple
 
+from dragoman.core.secret_values import NO_SECRETS, SecretValues
 from dragoman.core.structs import Struct
 
 TRACE_ID, PARENT, STATE = "X-OpenStarry-Trace-ID", "traceparent", "tracestate"
@@ -73,6 +74,11 @@ class Trace(Struct, frozen=True):
     def labels(self) -> frozenset[str]:
         """The taint labels that the chain has collected."""
         return self.parent.labels if self.parent is not None else NO_LABELS
+
+    @property
+    def secrets(self) -> SecretValues:
+        """The secrets that the arguments of the chain's calls may have."""
+        return self.parent.chain.secrets if self.parent is not None else NO_SECRETS
 
     def build_context(self) -> dict[str, str]:
         """Renders the trace as metadata of a message."""

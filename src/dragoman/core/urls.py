@@ -29,6 +29,11 @@ _PLAIN_WORD = re.compile(
 )
 _SECRET_OPTION = re.compile(r"(?i)key|token|secret|pass|auth|credential|header|^-[Hpu]$")
 LONGEST_SEGMENT = 48
+MAX_MASKED = 2_000
+"""Characters of an address that are masked; the rest is hidden: an address has a segment in each
+second character if its author wants it to, and to judge one takes a microsecond."""
+MAX_SEARCHED = 8_192
+"""Characters of an address whose parts are searched for in texts."""
 MAX_PARAMETERS = 100
 
 
@@ -62,6 +67,7 @@ def render_origin(url: str) -> str:
 
 def render_url(url: str) -> str:
     """For administrators: with the path, key-like segments masked."""
+    url = _cut(url)
     parts = _PARTS.fullmatch(url)
     if parts is None:
         return _render_bare(url)
@@ -75,7 +81,7 @@ def render_url(url: str) -> str:
 def render_uri(uri: str) -> str:
     """The address of a resource for logs and records, possibly prefixed with its server: resources
     stay distinguishable, key-like parts are masked, a query keeps its names."""
-    bare, mark, query = uri.partition("#")[0].partition("?")
+    bare, mark, query = _cut(uri).partition("#")[0].partition("?")
     parts = _PARTS.fullmatch(bare)
     if parts is not None:
         authority = parts[2].rpartition("@")[2]
@@ -93,7 +99,7 @@ def render_arguments(arguments: Sequence[str]) -> list[str]:
     """The arguments of a program, key-like ones and those after a secret option masked."""
     rendered: list[str] = []
     secret_next = False
-    for argument in arguments:
+    for argument in map(_cut, arguments):
         option, equals, value = argument.partition("=")
         secret = _SECRET_OPTION.search(option) is not None
         if secret_next:
@@ -112,7 +118,10 @@ def _render_argument(argument: str) -> str:
 
 def hide_secrets(text: str, url: str, headers: Iterable[str] = ()) -> str:
     """Removes from `text`, written by the server at `url`, the secrets of the address and the
-    values of `headers`: frameworks and proxies repeat both in error pages."""
+    values of `headers`: frameworks and proxies repeat both in error pages. A text from a longer
+    address than any server has is not shown at all."""
+    if len(url) > MAX_SEARCHED:
+        return HIDDEN
     hidden = {word for value in headers for word in (value, *value.split())}
     parts = _PARTS.fullmatch(url)
     if parts is not None:
@@ -135,6 +144,14 @@ def is_secret_like(text: str) -> bool:
     if "%" in text:
         text = unquote(text)
     return not all(map(_PLAIN_WORD.fullmatch, _WORD.findall(text)))
+
+
+def _cut(text: str) -> str:
+    """Cuts after a whole segment: a part of a key may look like a word."""
+    if len(text) <= MAX_MASKED:
+        return text
+    whole, slash, _ = text[:MAX_MASKED].rpartition("/")
+    return f"{whole}{slash}{HIDDEN}"
 
 
 def _mask_segments(path: str) -> str:

@@ -1,7 +1,8 @@
 """Requests for approval: their requesters and deciders, the decisions, and the outcomes of calls.
 
 Implements `core.approvals.Approvals`. Every change is stored before anything follows from it, so
-that a hub that stops at any moment neither forgets a decision nor makes a call twice.
+that a hub that stops at any moment neither forgets a decision nor makes a call twice. How a call
+ended is stored as soon as possible (`call_endings`).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from secrets import token_hex
@@ -21,6 +22,7 @@ from dragoman.core.approvals import (
     APPROVED,
     CALL,
     CANCELLED,
+    COMPLETED,
     DENIED,
     EXPIRED,
     PENDING,
@@ -33,6 +35,7 @@ from dragoman.core.approvals import (
     StoredApproval,
     can_satisfy,
 )
+from dragoman.core.backoff import Backoff
 from dragoman.core.bus import Bus
 from dragoman.core.call import Call
 from dragoman.core.errors import (
@@ -45,12 +48,15 @@ from dragoman.core.errors import (
 )
 from dragoman.core.events import ApprovalDecided, ApprovalRequested
 from dragoman.core.logs import render_time
-from dragoman.core.ports import APPROVE, AuditLog, Authorizer
+from dragoman.core.ports import AuditLog, Authorizer
 from dragoman.core.principal import Principal
 from dragoman.core.redaction import render_name, shorten
+from dragoman.core.scopes import APPROVE
 from dragoman.core.structs import replace
 from dragoman.core.taint import Origins
 from dragoman.core.tool import TOOL, Nowhere, Tool
+from dragoman.core.tool_identity import KEY_META, WORKFLOW
+from dragoman.guards.call_endings import CallEnding, CallEndings
 from dragoman.guards.config import ApprovalSettings
 from dragoman.wire.json import decode_reply, encode
 
@@ -98,6 +104,12 @@ class ApprovalDesk:
         self._waiting: dict[str, _Waiting] = {}
         self._claimed: set[str] = set()
         """Calls that the hub itself makes now."""
+        self._unsure: set[str] = set()
+        """Calls of which it is unknown whether the store has it that they began."""
+        self._endings = CallEndings(store, self._note_ending)
+        self._starts = Backoff(first=0.5, longest=30.0)
+        self._must_interrupt = False
+        """Whether calls of an earlier start of the hub are still stored as running."""
         self._pruned = 0.0
         self.is_closed = False
 
@@ -125,7 +137,7 @@ class ApprovalDesk:
         return self._refresh(found)
 
     def park(self, call: Call, rule: ApprovalRule, origins: Origins) -> StoredApproval:
-        """Finds the request of the same call that is open or whose result was not delivered yet;
+        """Finds the request of the same call that is open, or whose result answers this call too;
         otherwise stores a new one. `origins` are the labels that the call carries."""
         match = build_match(call)
         found = self._store.find_latest(match)
@@ -150,14 +162,30 @@ class ApprovalDesk:
             return True
         if found.state == DENIED:  # it stands, or a stubborn client would ask again and again
             return self._clock() < found.request.expires_at
-        if found.state != APPROVED or found.is_delivered or found.parked is None:
+        if found.state != APPROVED or found.parked is None:
             return False
         if not found.ended_at:
             return True
-        return self._clock() < found.ended_at + self._settings().result_secs
+        settings, now = self._settings(), self._clock()
+        if not found.delivered_at:
+            return now < found.ended_at + settings.result_secs
+        return self._answers_again(found, found.parked, settings, now)
+
+    def _answers_again(
+        self, found: StoredApproval, parked: ParkedCall, settings: ApprovalSettings, now: float
+    ) -> bool:
+        """Whether a result that was delivered answers the same call again: the client may not have
+        got it. A failure does not: a client that repeats that call wants it to be made, and a
+        person decides."""
+        if found.outcome != COMPLETED or parked.kind != TOOL:
+            return False
+        until = found.ended_at + settings.result_secs
+        if not _find_key(parked.meta):
+            until = min(until, found.delivered_at + settings.repeat_secs)
+        return now < until and is_repeatable(self.load_reply(found.request.id))
 
     def _build_request(self, call: Call, rule: ApprovalRule, id: str) -> ApprovalRequest:
-        arguments = call.arguments
+        arguments = call.trace.secrets.mask(call.arguments)
         try:
             size = len(encode(arguments))
         except Exception:  # numbers over 64 bits, lone surrogates
@@ -212,7 +240,9 @@ class ApprovalDesk:
         return render_name(stored.request.title, kind)
 
     def _refresh(self, stored: StoredApproval) -> StoredApproval:
-        """A request past its time is expired, whether or not the store says so yet."""
+        """A request past its time is expired, and a call that has ended is not running, whether or
+        not the store says so yet."""
+        stored = self._endings.apply(stored)
         approval = stored.approval
         expires_at = approval.request.expires_at
         if approval.state != PENDING or self._clock() < expires_at:
@@ -243,7 +273,7 @@ class ApprovalDesk:
         found = self.get(id)
         verb = "approve" if approves else "deny"
         if not self.may_decide(by, found):
-            if by.org != found.request.requester.org:
+            if not is_own(by, found):  # who may neither decide nor ask knows of no request
                 raise NotFound(f'there is no approval "{id[:64]}"; see: dragoman approvals')
             raise AuthorizationError(_explain_refusal(found.request, by, verb))
         if len(comment) > MAX_COMMENT:
@@ -255,7 +285,12 @@ class ApprovalDesk:
         if comment:
             more["comment"] = shorten(comment)
         with record_action(self._audit, f"approval.{verb}", title, by, **more):
-            if not self._store.decide(id, state, by.label, comment, self._clock()):
+            try:
+                is_decided = self._store.decide(id, state, by.label, comment, self._clock())
+            except StorageFailed:  # perhaps it is stored, and only the answer was lost
+                self._note_unread(id)
+                raise
+            if not is_decided:
                 raise _build_closed(self.get(id))
         log.info("approval %s: %s by %s", id, state, by.label)
         self._announce(id)
@@ -263,7 +298,11 @@ class ApprovalDesk:
 
     def _announce(self, id: str) -> None:
         """Follows every end of a request."""
-        found = self.get(id)
+        try:
+            found = self.get(id)
+        except StorageFailed:  # the decision is stored
+            self._note_unread(id)
+            raise
         if self._bus.is_observed(ApprovalDecided):
             request, approval = found.request, found.approval
             org = request.requester.org
@@ -276,6 +315,13 @@ class ApprovalDesk:
         self._wake(id)
         if id not in self._waiting:
             self._start_ready(found)
+
+    def _note_unread(self, id: str) -> None:
+        """Something may have become of a request that cannot be read now. Those who wait look
+        again; otherwise the hub makes the call once it can read that it was approved."""
+        self._wake(id)
+        if id not in self._waiting and not self.is_closed:
+            self._on_ready(id)
 
     def sweep(self) -> None:
         """Announces requests that have expired, and deletes old ones."""
@@ -312,6 +358,8 @@ class ApprovalDesk:
                 del self._waiting[id]
                 try:
                     self._start_ready(self.get(id))
+                except StorageFailed:
+                    self._note_unread(id)
                 except HubError as error:
                     log.error("approval %s: %s", id, error)
 
@@ -350,23 +398,46 @@ class ApprovalDesk:
         for id in list(self._waiting):
             self._wake(id)
 
+    def store_endings(self) -> None:
+        """Stores how calls have ended, for the last time before the hub stops."""
+        self._endings.close()
+
     # --- calls -----------------------------------------------------------------------------------
 
     def _start_ready(self, found: StoredApproval) -> None:
-        is_ready = found.state == APPROVED and not found.outcome and found.parked is not None
-        if is_ready and not self.is_closed:
+        if self._is_ready(found) and not self.is_closed:
             self._on_ready(found.request.id)
+
+    def _is_ready(self, found: StoredApproval) -> bool:
+        """Whether the hub may make the call."""
+        has_begun = found.outcome and found.request.id not in self._unsure
+        return found.state == APPROVED and not has_begun and found.parked is not None
 
     def start_ready(self) -> None:
         """After a start of the hub: continues what was approved before, and marks what was running
-        as interrupted."""
+        as interrupted. If the store fails, that is done later."""
+        self._must_interrupt = True
+        self._try_start()
+
+    def _try_start(self) -> None:
+        if self.is_closed:
+            return
         try:
-            if count := self._store.interrupt(self._clock()):
-                log.warning("%d approved calls were interrupted when the hub stopped", count)
+            self._interrupt_earlier()
             self.sweep()
             self._start_all_ready()
         except StorageFailed as error:  # nothing of it is made meanwhile
-            log.error("approved calls are not continued: %s", error)
+            if not self._starts.failures:
+                log.error("approved calls are continued later: %s", error)
+            asyncio.get_running_loop().call_later(self._starts.next_delay(), self._try_start)
+
+    def _interrupt_earlier(self) -> None:
+        """Must precede the first call that begins, which would look like one of those."""
+        if self._must_interrupt:
+            count = self._store.interrupt(self._clock())
+            self._must_interrupt = False
+            if count:
+                log.warning("%d approved calls were interrupted when the hub stopped", count)
 
     def take_over(self, hub: str) -> None:
         """Marks the calls as interrupted that another hub was making when it ended, and makes those
@@ -383,12 +454,22 @@ class ApprovalDesk:
 
     def begin(self, id: str) -> bool:
         """Whether the caller may make the call now, which is true once."""
-        return self._store.begin(id)
+        self._interrupt_earlier()
+        if self._endings:
+            self._endings.store()
+        try:
+            has_begun = self._store.begin(id)
+        except StorageFailed:
+            self._unsure.add(id)
+            raise
+        self._unsure.discard(id)
+        return has_begun
 
     def claim(self, id: str) -> StoredApproval | None:
-        """Begins a call that the hub makes; None if it was begun by another."""
+        """Begins a call that the hub makes; None if there is nothing to make, or it was begun by
+        another."""
         found = self.get(id)
-        if not self.begin(id):
+        if not self._is_ready(found) or not self.begin(id):
             return None
         approval = found.approval
         if self._clock() > max(found.request.expires_at, approval.decided_at + LATE_SECONDS):
@@ -404,21 +485,43 @@ class ApprovalDesk:
         self._claimed.remove(id)
         return True
 
-    def finish(self, id: str, outcome: str, problem: str, reply: bytes) -> None:
-        """Stores how the call has ended. If that fails, the call counts as interrupted after the
-        next start."""
+    def finish(
+        self, id: str, outcome: str, problem: str, reply: bytes, *, is_delivered: bool = False
+    ) -> None:
+        """Stores how the call has ended, now or as soon as that is possible. `is_delivered`: its
+        requester gets the result with this."""
         self._claimed.discard(id)
-        try:
-            self._store.finish(id, outcome, problem[:MAX_PROBLEM], reply, self._clock())
-        except StorageFailed as error:
-            log.error("approval %s: its outcome is not stored: %s", id, error)
+        now = self._clock()
+        ending = CallEnding(
+            outcome, problem[:MAX_PROBLEM], reply, now, now if is_delivered else 0.0
+        )
+        self._endings.add(id, ending)
         self._wake(id)
 
+    def _note_ending(self, id: str, ending: CallEnding) -> None:
+        """Follows the moment when it is stored how a call ended."""
+        self._wake(id)
+        if ending.outcome or id in self._waiting:
+            return
+        try:
+            self._start_ready(self.get(id))
+        except StorageFailed:
+            self._note_unread(id)
+
+    def put_back(self, id: str) -> None:
+        """The hub itself was not able to make a call that was begun, and nothing of it has left: it
+        may begin again."""
+        self.finish(id, "", "", b"")
+
     def deliver(self, id: str) -> bytes | None:
-        return self._store.deliver(id)
+        """Returns what the requester gets, once; None after that."""
+        if self._endings.find(id) is not None:
+            return self._endings.deliver(id, self._clock())
+        return self._store.deliver(id, self._clock())
 
     def load_reply(self, id: str) -> bytes:
-        return self._store.load_reply(id)
+        ending = self._endings.find(id)
+        return ending.reply if ending is not None else self._store.load_reply(id)
 
     # --- lists -----------------------------------------------------------------------------------
 
@@ -459,10 +562,29 @@ def is_own(principal: Principal, stored: StoredApproval) -> bool:
     return principal == stored.request.requester or any(principal == one for one, _ in callers)
 
 
+def is_repeatable(data: bytes) -> bool:
+    """Whether what is kept of a call that has ended answers the same call: not a failure, nor a
+    question, after which the call went on."""
+    if not data:
+        return True  # its result was too large to be kept: it is done
+    kept = decode_reply(data)
+    return not (kept.get("failed") or kept.get("asked") or "error" in kept)
+
+
+def _find_key(meta: Mapping[str, Any] | None) -> str:
+    """The idempotency key that the client has given."""
+    key = meta.get(KEY_META) if meta else None
+    return key if isinstance(key, str) else ""
+
+
 def build_match(call: Call) -> str:
+    """A digest by which a repetition is recognised. Clients that give idempotency keys say
+    themselves what is the same call; steps of workflows name their requests."""
     arguments = json.dumps(call.arguments, sort_keys=True, default=repr)
     callers = [one.key for one, _ in list_callers(call)]
     whole = [call.principal.key, callers, call.tool.kind, call.tool.name, arguments]
+    if call.door != WORKFLOW and (key := _find_key(call.meta)):
+        whole.append(key)
     return sha256(json.dumps(whole).encode("utf-8", "replace")).hexdigest()
 
 

@@ -177,6 +177,8 @@ def _add_notes(conclusion: dict[str, Any], notes: Notes) -> None:
             conclusion["shadow"] = {"decision": DENY, "policies": _list_policies(shadow.policies)}
     if notes.approval_id:
         conclusion["approval"] = notes.approval_id
+        if notes.is_repeated:
+            conclusion["repeated"] = True
     if notes.remote_task is not None:
         conclusion["far_task"] = shorten(notes.remote_task)
     if notes.usage is not None:

@@ -335,6 +335,15 @@ class ApprovalSettings(Struct, frozen=True, kw_only=True):
     result_secs: Annotated[
         WeekSeconds, _about("Seconds for which the result of an approved call is kept.")
     ] = 86_400
+    repeat_secs: Annotated[
+        float,
+        Meta(ge=0, le=604_800),
+        _about(
+            "Seconds for which the same call of the same caller gets the result again that was "
+            "delivered before, and is not made again; at most result_secs. 0: it needs an approval "
+            "of its own at once."
+        ),
+    ] = 600
 
 
 class BusSettings(Struct, frozen=True, kw_only=True):

@@ -9,7 +9,6 @@ that the requester has then.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
@@ -44,8 +43,8 @@ from dragoman.core.errors import (
     ApprovalPending,
     AuthorizationError,
     HubError,
-    StorageFailed,
     WorkFailed,
+    is_own_trouble,
 )
 from dragoman.core.local_agents import AGENT as LOCAL_AGENT
 from dragoman.core.logs import render_time
@@ -55,6 +54,7 @@ from dragoman.core.question_handles import can_answer
 from dragoman.core.structs import replace
 from dragoman.core.taint import LabelOrigin, Origins
 from dragoman.core.tool import PROMPT, RESOURCE, TOOL
+from dragoman.core.tool_identity import KEY_META
 from dragoman.guards.approval_desk import ApprovalDesk, describe_decision, is_ended
 from dragoman.guards.config import ApprovalSettings
 from dragoman.wire.json import decode_reply, encode
@@ -67,6 +67,8 @@ MAX_SHOWN = 4_000
 """Characters of arguments in a question."""
 MAX_REPLY = 1024 * 1024
 """Bytes of a result that is kept."""
+REPEATED_META = "dragoman.hub/repeated"
+"""In the `_meta` of a result: it is that of an earlier call."""
 MAX_CONTINUED = 1_000
 MAX_WAIT = 30 * 86_400.0
 """Seconds that a task waits; its request expires before."""
@@ -154,10 +156,11 @@ class HeldCalls:
         return self._deliver(call, found)
 
     def _deliver(self, call: Call, found: StoredApproval) -> Result:
-        """Gives the result of a call that was made meanwhile to its requester."""
+        """Gives the result of a call that was made meanwhile, or a while ago, to its requester."""
         id = found.request.id
         data = self._desk.deliver(id)
-        if data is None:  # another client of the requester had it first
+        is_repeated = data is None
+        if data is None:  # it was delivered before, to this client or another of the requester
             data = self._desk.load_reply(id)
         if found.outcome == INTERRUPTED:
             raise WorkFailed(
@@ -171,7 +174,10 @@ class HeldCalls:
         if reply.error is not None:
             raise reply.error
         assert reply.result is not None
-        return reply.result
+        if not is_repeated:
+            return reply.result
+        call.notes.is_repeated = True
+        return mark_repeated(reply.result, found)
 
     # --- the call is made ------------------------------------------------------------------------
 
@@ -192,7 +198,8 @@ class HeldCalls:
 
     async def _run(self, next: Next, call: Call, id: str, is_present: bool = True) -> Result:
         """Makes a call that was begun, and stores how it ends. `is_present`: the requester waits
-        for it."""
+        for it. A call that the hub itself could not make may begin again: the client calls again,
+        or the hub does if it made this call."""
         outcome, problem, reply = FAILED, "internal error of the hub", b""
         try:
             for flow in call.notes.flows:  # a taint rule may ask for it
@@ -200,11 +207,14 @@ class HeldCalls:
             call = self._recheck(replace(call, is_approved=True))
             result = await self._continue(next, call, id)
             outcome, problem = COMPLETED, ""
-            if result.questions is None and not result.unfinished:
-                reply = encode_reply(result, None, self._find_labels(call))
+            reply = encode_reply(result, None, self._find_labels(call))
             return result
         except HubError as error:
-            problem, reply = str(error), encode_reply(None, error, self._find_labels(call))
+            error.has_left = call.notes.has_left
+            if is_own_trouble(error):
+                outcome = ""
+            else:
+                problem, reply = str(error), encode_reply(None, error, self._find_labels(call))
             raise
         except asyncio.CancelledError:
             problem = "its requester cancelled it, or has gone"
@@ -212,10 +222,10 @@ class HeldCalls:
                 outcome, problem = INTERRUPTED, "the hub stopped while it ran"
             raise
         finally:
-            self._desk.finish(id, outcome, problem, reply)
-            if is_present:
-                with contextlib.suppress(StorageFailed):
-                    self._desk.deliver(id)
+            if outcome:
+                self._desk.finish(id, outcome, problem, reply, is_delivered=is_present)
+            elif is_present:
+                self._desk.put_back(id)
 
     async def _continue(self, next: Next, call: Call, id: str) -> Result:
         result = await next(call)
@@ -343,6 +353,8 @@ def encode_reply(result: Result | None, error: HubError | None, origins: Origins
     }
     if error is not None:
         said["error"] = {"kind": error.kind, "message": str(error)}
+    elif result is not None and (result.questions is not None or result.unfinished):
+        said["asked"] = True
     elif result is not None:
         said |= {"content": list(result.content), "failed": result.failed}
         said["extra"] = dict(result.extra)
@@ -353,6 +365,22 @@ def encode_reply(result: Result | None, error: HubError | None, origins: Origins
     except Exception:  # numbers over 64 bits, lone surrogates
         return b""
     return data if len(data) <= MAX_REPLY else b""
+
+
+def mark_repeated(result: Result, found: StoredApproval) -> Result:
+    """Says that the result is the one of an earlier call: a client that wants the call made twice
+    must learn that it was made once."""
+    id, at = found.request.id, render_time(found.ended_at)
+    words = (
+        f"This is the result of the same call of {at} (approval {id}); it was not made again. "
+        f"To have it made again, call it with another {KEY_META}. See docs/approvals.md"
+    )
+    meta = {**result.extra.get("_meta", {}), REPEATED_META: {"approval": id, "madeAt": at}}
+    return replace(
+        result,
+        content=[*result.content, {"type": "text", "text": words}],
+        extra={**result.extra, "_meta": meta},
+    )
 
 
 def parse_reply(data: bytes, found: StoredApproval) -> KeptReply:
@@ -366,6 +394,10 @@ def parse_reply(data: bytes, found: StoredApproval) -> KeptReply:
         return KeptReply(None, WorkFailed(f'"{name}" failed (approval {id}): {why}'), {})
     said = decode_reply(data)
     origins = {label: LabelOrigin(*one) for label, one in said["labels"].items()}
+    if "asked" in said:
+        words = "it has asked a question, or works on; its result is not kept"
+        text = f'"{name}" was approved and was made (approval {id}); {words}'
+        return KeptReply(Result(content=[{"type": "text", "text": text}]), None, {})
     if "error" in said:
         kind, message = said["error"]["kind"], said["error"]["message"]
         error = _ERRORS.get(kind, WorkFailed)(message)

@@ -7,10 +7,10 @@ and unknown arguments: pydantic and zod convert or ignore these, which no schema
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from dragoman.core.nearest_names import find_nearest
 from dragoman.guards.schema_references import DATA, NAMED
 
 _INTEGER = r"^\s*[+-]?[0-9][0-9_]*(\.0*)?\s*$"
@@ -118,10 +118,10 @@ def find_misspelt(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> st
     known, unknown = _split_names(schema, arguments)
     left = {_fold(name): name for name in known if name not in arguments}
     found = []
-    for name in unknown:
-        if near := difflib.get_close_matches(_fold(name), left, n=1, cutoff=ALIKE):
-            found.append(f'unknown argument {quote_names([name])}: did you mean "{left[near[0]]}"?')
-    return "; ".join(found[:MAX_NAMED])
+    for name in unknown[:MAX_NAMED]:  # a caller may send any number of them
+        if near := find_nearest(_fold(name), left, cutoff=ALIKE):
+            found.append(f'unknown argument {quote_names([name])}: did you mean "{left[near]}"?')
+    return "; ".join(found)
 
 
 def name_unknown(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from itertools import islice
 from typing import Any
 from urllib.parse import unquote
 
@@ -15,6 +14,7 @@ from dragoman.core.pipeline import Next
 from dragoman.core.ports import Decision
 from dragoman.core.structs import replace
 from dragoman.core.tool import Tool, Validator, accept_anything
+from dragoman.guards.argument_sample import is_whole, sample_arguments
 from dragoman.guards.lenient_schema import (
     find_misspelt,
     name_unknown,
@@ -31,11 +31,11 @@ MAX_EXPANDED = 250_000
 MAX_EXPLAINED = 1_000
 """Above this size only the outline is explained: explaining costs a thousand times more than
 checking."""
+MISMATCH = "they do not match the schema"
 
 
 LENIENT, STRICT, UNCHECKED = "lenient", "strict", "off"
 """What is refused: what no server could accept, what violates the schema, nothing."""
-MAX_FOUND = 50
 _REFERENCES = frozenset(REFERENCES)
 
 
@@ -91,10 +91,11 @@ class SchemaCheck:
 
     def __init__(self, schema: Mapping[str, Any], size: int) -> None:
         self._schema = schema
+        self._size = size
         self._validator, self._read = _compile(schema)
         self._explainer = self._validator
         if size > MAX_EXPLAINED:
-            self._explainer = jsonschema_rs.validator_for(_outline(self._read), offline=True)
+            self._explainer = _build_validator(_outline(self._read))
 
     def __call__(self, arguments: Mapping[str, Any]) -> str | None:
         if self._validator.is_valid(arguments):
@@ -102,15 +103,19 @@ class SchemaCheck:
         return self._explain(arguments)
 
     def _explain(self, arguments: Mapping[str, Any], place: Sequence[Any] | None = None) -> str:
-        """Explains one error, if possible that at `place`: to list all of them is slow."""
+        """Explains one error of a sample of the arguments, if possible that at `place`."""
+        sample = sample_arguments(arguments, self._size)
         try:
-            self._explainer.validate(arguments)
+            self._explainer.validate(sample)
         except jsonschema_rs.ValidationError as error:
             if place is not None and list(error.instance_path) != place:
-                found = islice(self._explainer.iter_errors(arguments), MAX_FOUND)
-                error = next((one for one in found if list(one.instance_path) == place), error)
-            return self._describe(error, arguments)
-        return "they do not match the schema"
+                errors = self._explainer.iter_errors(sample)
+                error = next((one for one in errors if list(one.instance_path) == place), error)
+            if is_whole(sample, arguments, error.instance_path) or isinstance(
+                error.kind, _UNRELATED_TO_SIZE
+            ):
+                return self._describe(error, arguments)
+        return MISMATCH
 
     def _describe(self, error: jsonschema_rs.ValidationError, arguments: Mapping[str, Any]) -> str:
         path = "/".join(str(step) for step in error.instance_path)
@@ -119,6 +124,14 @@ class SchemaCheck:
             more = find_misspelt(self._schema, arguments) or name_unknown(self._schema, arguments)
             words = f"{words}; {more}" if more else words
         return words
+
+
+_UNRELATED_TO_SIZE = (
+    jsonschema_rs.ValidationErrorKind.Type,
+    jsonschema_rs.ValidationErrorKind.AdditionalProperties,
+    jsonschema_rs.ValidationErrorKind.FalseSchema,
+)
+"""Errors that a value has whether or not it was cut."""
 
 
 class LenientCheck(SchemaCheck):
@@ -140,7 +153,7 @@ class LenientCheck(SchemaCheck):
             if self._relaxed.is_valid(arguments):
                 return ""
             if self._explainer is self._validator:
-                self._relaxed.validate(arguments)
+                self._relaxed.validate(sample_arguments(arguments, self._size))
         except jsonschema_rs.ValidationError as error:
             return self._explain(arguments, list(error.instance_path))
         return problem
@@ -187,17 +200,26 @@ def _compile(schema: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
     """Returns a validator and the schema as far as it could be read: patterns that this regex
     engine does not know are left to the server."""
     try:
-        return jsonschema_rs.validator_for(dict(schema), offline=True), schema
+        return _build_validator(dict(schema)), schema
     except jsonschema_rs.ValidationError as error:
         if isinstance(error.kind, jsonschema_rs.ValidationErrorKind.Referencing):
             raise
         readable = strip_patterns(schema, _is_regex)
-        return jsonschema_rs.validator_for(readable, offline=True), readable
+        return _build_validator(readable), readable
+
+
+def _build_validator(schema: Any) -> Any:
+    """Patterns are of servers and texts of callers: only an engine whose time is linear in both
+    may bring them together. It knows neither look-around nor back-references."""
+    return jsonschema_rs.validator_for(schema, offline=True, pattern_options=_LINEAR)
+
+
+_LINEAR = jsonschema_rs.RegexOptions()
 
 
 def _is_regex(pattern: str) -> bool:
     try:
-        jsonschema_rs.validator_for({"pattern": pattern}, offline=True)
+        _build_validator({"pattern": pattern})
     except jsonschema_rs.ValidationError:
         return False
     return True

@@ -109,6 +109,13 @@ class ServerEntry(Struct, frozen=True, kw_only=True):
         ),
     ] = 60
     enabled: Annotated[bool, Meta(description="Whether to connect to it at all.")] = True
+    added_by: Annotated[
+        Literal["owner", "api"],
+        Meta(
+            description="Who wrote the entry. The secrets of one that the API added are read only "
+            "as far as [secrets] allow permits."
+        ),
+    ] = "owner"
     org: Annotated[
         str,
         Meta(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dragoman.core.errors import AmbiguousName, InvalidInput, NotFound
+from dragoman.core.nearest_names import find_nearest
 from dragoman.core.ports import Pin, PinChange, PinDecision
 from dragoman.core.structs import replace
 from dragoman.core.tool import RESOURCE, TEMPLATE
@@ -218,8 +218,8 @@ class PinApprovals:
             several = " or ".join(f'"{pin.kind}:{pin.name}"' for pin in found)
             raise AmbiguousName(f'"{name}" is ambiguous; use {several}')
         held = [pin.name for pin in pins if pin.held_mark][:MAX_HINTS]
-        near = difflib.get_close_matches(name, held, n=1)
-        hint = f'did you mean "{near[0]}"?' if near else "see: dragoman pins list --all"
+        near = find_nearest(name, held)
+        hint = f'did you mean "{near}"?' if near else "see: dragoman pins list --all"
         raise NotFound(f'nothing is pinned under "{name[:200]}"; {hint}')
 
     def _compute_digest(self, pin: Pin) -> str:

@@ -6,7 +6,6 @@ agree in what is read are equal.
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Collection, Iterator, Mapping
 from datetime import UTC, datetime
@@ -16,6 +15,7 @@ import msgspec
 
 from dragoman.core.call import Call, empty_mapping
 from dragoman.core.errors import InvalidInput
+from dragoman.core.nearest_names import find_nearest
 from dragoman.core.structs import Struct, field
 from dragoman.core.tool_identity import fold_id
 
@@ -127,8 +127,8 @@ def context_from_input(words: Mapping[str, Any], first: CallContext) -> CallCont
     for name, value in words.items():
         name = RENAMED.get(name, name)
         if name not in NAMES:
-            near = difflib.get_close_matches(name, NAMES, 1)
-            hint = f'; did you mean "{near[0]}"?' if near else f"; use {', '.join(NAMES)}"
+            near = find_nearest(name, NAMES)
+            hint = f'; did you mean "{near}"?' if near else f"; use {', '.join(NAMES)}"
             raise InvalidInput(f'unknown context attribute "{name}"{hint}')
         if name != "owner":
             found[name] = _check_value(name, value)

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import os
 import re
 import shutil
@@ -19,6 +18,7 @@ from typing import Any
 
 from dragoman.core.errors import ConfigError, InvalidInput, NotFound
 from dragoman.core.file_modes import make_private_folder
+from dragoman.core.nearest_names import find_nearest
 from dragoman.policy import loader
 from dragoman.policy.lint import EntityLookup
 from dragoman.policy.loader import DEFAULT, CheckedPolicies
@@ -71,8 +71,8 @@ class PolicyFolder:
         if (text := disabled.get(name)) is not None:
             return text, False
         known = [each.removesuffix(ENABLED) for each in texts if each.endswith(ENABLED)]
-        near = difflib.get_close_matches(name, [*known, *disabled], n=1)
-        hint = f'; did you mean "{near[0]}"?' if near else ""
+        near = find_nearest(name, [*known, *disabled])
+        hint = f'; did you mean "{near}"?' if near else ""
         raise NotFound(f'policy file "{name}{ENABLED}" not found{hint}')
 
     # --- the texts that a change would put in force ----------------------------------------------

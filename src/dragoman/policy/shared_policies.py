@@ -45,6 +45,17 @@ class _LocalFile(NamedTuple):
     changed_at: float
 
 
+class _Differences(NamedTuple):
+    """The files that differ in the folder and in the database."""
+
+    taken: dict[str, SharedFile]
+    """Those whose text in the database counts."""
+    gone: list[str]
+    """Those that were deleted in the database."""
+    ours: list[str]
+    """Those that were changed or deleted in the folder."""
+
+
 class SharedPolicies:
     def __init__(self, store: PolicyFileStore, home: Path, folder: Path) -> None:
         self._store = store
@@ -67,21 +78,13 @@ class SharedPolicies:
         except StorageFailed as error:
             raise ConfigError(f"the policies cannot be read: {error}") from error
         local = _read_folder(self._folder)
-        taken = {
-            name: one
-            for name, one in stored.items()
-            if name not in local
-            or self._known.get(name, "") in ("", local[name].digest)
-            or local[name].changed_at < one.changed_at
-        }
-        gone = [
-            name
-            for name, one in local.items()
-            # A home that joins brings no policies with it.
-            if name not in stored and (not self._known or self._known.get(name) == one.digest)
-        ]
-        if stored and self._write(taken, gone, local):
-            self._save_record({name: one.digest for name, one in stored.items() if name in taken})
+        if self._known:
+            split = self._split(stored, local)
+        else:  # a home that joins brings no policies with it
+            gone = [name for name in local if name not in stored]
+            split = _Differences(stored, gone, [])
+        if stored and self._write(split.taken, split.gone, local):
+            self._note_taken(split.taken, split.gone)
 
     async def check(self, reloader: PolicyReloader) -> None:
         """Compares folder and database if either has changed. Never raises."""
@@ -106,26 +109,15 @@ class SharedPolicies:
     async def _compare(self, reloader: PolicyReloader, is_settled: bool) -> bool:
         """Returns whether both are the same now, as far as this hub can tell."""
         stored, local = self._store.load(), await asyncio.to_thread(_read_folder, self._folder)
-        taken: dict[str, SharedFile] = {}
+        taken, gone, ours = self._split(stored, local)
         sent: dict[str, str | None] = {}
-        gone: list[str] = []
         beaten: dict[str, str] = {}
-        for name in stored.keys() | local.keys():
+        for name in ours:
             here, there = local.get(name), stored.get(name)
-            mine = here.digest if here is not None else None
-            theirs = there.digest if there is not None else None
-            known = self._known.get(name)
-            if mine == theirs:
-                continue
-            if self._is_ours(here, there, known) and self._folder.is_dir():
-                sent[name] = here.text if here is not None else None
-                if there is not None and theirs != known:
-                    beaten[name] = there.text
-            elif there is not None:
-                taken[name] = there
-            else:
-                gone.append(name)
-        if (taken or gone) and not await self._take(reloader, taken, gone, local, stored):
+            sent[name] = here.text if here is not None else None
+            if there is not None and there.digest != self._known.get(name):
+                beaten[name] = there.text
+        if (taken or gone) and not await self._take(reloader, taken, gone, local):
             return False
         if sent and not is_settled:
             return False
@@ -142,6 +134,24 @@ class SharedPolicies:
             merged |= {name: hash_text(text) for name, text in sent.items() if text is not None}
             self._save_record({n: d for n, d in merged.items() if sent.get(n, "") is not None})
         return not lost
+
+    def _split(
+        self, stored: Mapping[str, SharedFile], local: Mapping[str, _LocalFile]
+    ) -> _Differences:
+        """Decides for each file that differs in folder and database which of the two counts."""
+        found = _Differences({}, [], [])
+        has_folder = self._folder.is_dir()  # a folder that is lost deletes nothing
+        for name in stored.keys() | local.keys():
+            here, there = local.get(name), stored.get(name)
+            if here is not None and there is not None and here.digest == there.digest:
+                continue
+            if has_folder and self._is_ours(here, there, self._known.get(name)):
+                found.ours.append(name)
+            elif there is not None:
+                found.taken[name] = there
+            else:
+                found.gone.append(name)
+        return found
 
     @staticmethod
     def _is_ours(here: _LocalFile | None, there: SharedFile | None, known: str | None) -> bool:
@@ -162,7 +172,6 @@ class SharedPolicies:
         taken: Mapping[str, SharedFile],
         gone: list[str],
         local: Mapping[str, _LocalFile],
-        stored: Mapping[str, SharedFile],
     ) -> bool:
         texts = {name: one.text for name, one in local.items() if name not in gone}
         texts |= {name: one.text for name, one in taken.items()}
@@ -174,9 +183,7 @@ class SharedPolicies:
             return False
         if not await asyncio.to_thread(self._write, taken, gone, local):
             return False
-        same = {name: one.digest for name, one in stored.items() if name in taken}
-        kept = {n: d for n, d in self._known.items() if n not in gone}
-        self._save_record({**kept, **same})
+        self._note_taken(taken, gone)
         with contextlib.suppress(PolicyError):  # the reloader reports it
             await reloader.reload()
         return True
@@ -212,6 +219,10 @@ class SharedPolicies:
             name,
             aside,
         )
+
+    def _note_taken(self, taken: Mapping[str, SharedFile], gone: list[str]) -> None:
+        kept = {name: digest for name, digest in self._known.items() if name not in gone}
+        self._save_record({**kept, **{name: one.digest for name, one in taken.items()}})
 
     def _save_record(self, known: Digests) -> None:
         self._known = dict(known)

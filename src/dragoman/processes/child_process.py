@@ -216,7 +216,8 @@ class ChildProcess:
         self._stdout: asyncio.ReadTransport | None = None
         self._paused = False
         self._closed: list[str] = []
-        """The pipes that it has closed, in order."""
+        """The pipes that it has closed, stdin and stdout, in order."""
+        self._is_stderr_closed = False
         self._grace: asyncio.TimerHandle | None = None
         self._pidfd = -1
 
@@ -320,20 +321,26 @@ class ChildProcess:
 
     def _note_closed(self, pipe: str) -> None:
         """It has exited (`pipe` is empty) or closed a pipe: without stdin or stdout it cannot be
-        used any more."""
+        used any more. The description waits for the end of stderr, which says why."""
         if pipe == "stderr":
-            return
-        if pipe:
+            self._is_stderr_closed = True
+        elif pipe:
             self._closed.append(pipe)
         else:
             self._unwatch()
-        if self.exited.done():
+        if self.exited.done() or (pipe == "stderr" and not self._closed):
             return
-        if "stdout" in self._closed and self.process.poll() is not None:
+        if "stdout" in self._closed and self._is_stderr_closed and self.process.poll() is not None:
             self._set_exited()
         elif self._grace is None:
-            loop = asyncio.get_running_loop()
-            self._grace = loop.call_later(GRACE_SECONDS, self._set_exited)
+            self._wait_for_output(2)
+
+    def _wait_for_output(self, rounds: int) -> None:
+        """Waits in rounds, so that a loop that was late reads what has arrived meanwhile."""
+        if not rounds:
+            return self._set_exited()
+        loop = asyncio.get_running_loop()
+        self._grace = loop.call_later(GRACE_SECONDS / 2, self._wait_for_output, rounds - 1)
 
     def _set_exited(self) -> None:
         if not self.exited.done():

@@ -81,15 +81,16 @@ class Descendants:
 
     @contextlib.asynccontextmanager
     async def run_command(
-        self, server: str, *command: str, **options: Any
+        self, server: str, *command: str, has_input: bool = False, **options: Any
     ) -> AsyncIterator[asyncio.subprocess.Process]:
         """Starts a command in a session of its own, whose output is read from `stdout`, and kills
-        it at the end of the block if it still runs."""
+        it at the end of the block if it still runs. With `has_input`, the caller writes to
+        `stdin`."""
         self._starting += 1  # a sweep would take it for an orphan
         try:
             process = await asyncio.create_subprocess_exec(
                 *command,
-                stdin=asyncio.subprocess.DEVNULL,
+                stdin=asyncio.subprocess.PIPE if has_input else asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL,  # it may repeat a secret
                 start_new_session=True,

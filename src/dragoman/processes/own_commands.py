@@ -29,15 +29,18 @@ class OwnCommands:
         self._turns = asyncio.Semaphore(AT_ONCE)
         self._waiting = 0
 
-    async def run(self, *args: str, codes: tuple[int, ...] = (0,)) -> Any:
+    async def run(self, *args: str, codes: tuple[int, ...] = (0,), given: Any = None) -> Any:
         """Runs `dragoman ARGS --json` and returns what it prints. `codes` are the exit codes that
-        are no failure. Raises `NotFound` or `InvalidInput` with what the command says otherwise."""
+        are no failure; `given` is passed as JSON on the standard input. Raises `NotFound` or
+        `InvalidInput` with what the command says otherwise."""
         if self._waiting >= WAITING:
             raise Overloaded("too many commands are waiting; try again in a moment")
         self._waiting += 1
         try:
             async with self._turns:
-                code, output = await self._run(args)
+                code, output = await self._run(
+                    args, b"" if given is None else json.dumps(given).encode()
+                )
         finally:
             self._waiting -= 1
         try:
@@ -50,13 +53,16 @@ class OwnCommands:
             raise NotFound(message) if code == NOT_FOUND else InvalidInput(message)
         return printed
 
-    async def _run(self, args: tuple[str, ...]) -> tuple[int, bytes]:
+    async def _run(self, args: tuple[str, ...], data: bytes) -> tuple[int, bytes]:
         command = [sys.executable, "-m", "dragoman", "--home", str(self._home), *args]
         try:
             async with (
                 asyncio.timeout(self._seconds),
-                DESCENDANTS.run_command(OWN, *command, limit=MAX_OUTPUT) as process,
+                DESCENDANTS.run_command(OWN, *command, has_input=True, limit=MAX_OUTPUT) as process,
             ):
+                assert process.stdin is not None
+                process.stdin.write(data)  # the pipe takes it, or the transport keeps it
+                process.stdin.close()
                 assert process.stdout is not None
                 output = await process.stdout.read(MAX_OUTPUT)
                 while more := await process.stdout.read(MAX_OUTPUT):

@@ -257,19 +257,55 @@ def _list_grants(
     """Yields the paths that the operator has granted, with `ro` or `rw`."""
     if spec.has_user_home:
         yield str(spec.folders.user), "rw"
-    if spec.grants_named_paths and not _is_below(
-        os.path.realpath(cwd), os.path.realpath(spec.folders.own)
-    ):
+    inner = (str(spec.folders.hub), str(spec.folders.own))
+    if spec.grants_named_paths and not any(is_below(cwd, folder) for folder in inner):
         yield cwd, "rw"
     for name in COMMON_VARIABLES & env.keys():
         if os.path.isabs(env[name]) and os.path.exists(env[name]):
             yield env[name], "ro"
     for path in _list_named_paths(command, env, named) if spec.grants_named_paths else ():
-        yield from _grant(path, wide)
+        if not _is_in_hub(path, spec.folders):
+            yield from _grant(path, wide)
+        elif _is_script(path):
+            yield path, "ro"
     # Last, since the last of several mounts at one path decides: the folder of a script is
     # read-only unless it is listed.
-    yield from ((os.path.expanduser(path), "ro") for path in spec.readable)
-    yield from ((os.path.expanduser(path), "rw") for path in spec.granted)
+    hub = os.path.realpath(spec.folders.hub)
+    for paths, how in ((spec.readable, "ro"), (spec.granted, "rw")):
+        for path in map(os.path.expanduser, paths):
+            if os.path.realpath(path) != hub:
+                yield path, how
+
+
+def _is_in_hub(path: str, folders: SandboxFolders) -> bool:
+    """Whether the path is the hub's home or lies in it, outside of the server's own folder. No
+    argument grants it: with its socket and its keys, a server would be the owner."""
+    return is_below(path, str(folders.hub)) and not is_below(path, str(folders.own))
+
+
+def _is_script(path: str) -> bool:
+    real = os.path.realpath(path)
+    return real.endswith(CODE) and os.path.isfile(real)
+
+
+def describe_hub_paths(
+    spec: SandboxSpec,
+    command: Sequence[str],
+    env: Mapping[str, str],
+    named: Iterable[str],
+    cwd: str,
+) -> list[str]:
+    """Describes paths that the operator names and no server sees, because they are in the hub's
+    home."""
+    paths = [*_list_named_paths(command, env, named), cwd]
+    hidden = [one for one in paths if _is_in_hub(one, spec.folders) and not _is_script(one)]
+    hub = os.path.realpath(spec.folders.hub)
+    hidden += [one for one in spec.granted if os.path.realpath(os.path.expanduser(one)) == hub]
+    return [
+        f"{path} is in the hub's home, which no server in a sandbox sees; move what it needs to "
+        "another folder"
+        for path in dict.fromkeys(hidden)
+    ]
 
 
 def _list_named_paths(

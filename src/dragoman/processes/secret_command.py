@@ -11,6 +11,7 @@ import asyncio
 import os
 import shlex
 from collections.abc import Mapping
+from typing import Any
 
 from dragoman.core.errors import ConfigError
 from dragoman.core.secret_references import MAX_SECRET_BYTES
@@ -31,7 +32,7 @@ async def read_command(
     shown = f'"exec:{words[0][:100]} …"'
     names = ("PATH", "HOME")
     environment = {name: variables[name] for name in names if name in variables}
-    options = {"env": {"PATH": os.defpath, **environment}, "cwd": "/"}
+    options: dict[str, Any] = {"env": {"PATH": os.defpath, **environment}, "cwd": "/"}
     try:
         async with (
             asyncio.timeout(seconds),

@@ -140,6 +140,7 @@ class DispatchTool:
     async def run(self, call: Call) -> Result:
         if call.handle is not None:
             return await self._continue(call, call.handle)
+        call.notes.has_left = False  # before an agent is called
         router = self._find_router()
         work, data = _read_arguments(call.arguments)
         plan = router.plan(call, _find_parent(call), work, data)
@@ -208,6 +209,7 @@ class DispatchTool:
             if outcome in (COMPLETED, FAILED):
                 is_success = not result.failed
         except HubError as error:
+            within.notes.has_left = error.has_left
             outcome = FAILED if isinstance(error, TargetFailed) else REFUSED
             problem = error.kind
             if within.polls and isinstance(error, PASSING):

@@ -63,5 +63,16 @@ MIGRATIONS = (
         PRIMARY KEY (agent, principal, context)
     );
     """,
+    """
+    CREATE TABLE contexts (
+        agent TEXT NOT NULL,
+        principal TEXT NOT NULL,
+        context TEXT NOT NULL,
+        value TEXT NOT NULL,
+        size INTEGER NOT NULL,
+        used REAL NOT NULL,
+        PRIMARY KEY (agent, principal, context)
+    );
+    """,
 )
-TABLES = StoreTables("agents", DATABASE, MIGRATIONS)
+TABLES = StoreTables("agents", DATABASE, MIGRATIONS, oldest=4)

@@ -6,7 +6,7 @@ begun, is true on the disk before anything follows from it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -24,7 +24,7 @@ from dragoman.core.approvals import (
     StoredApproval,
 )
 from dragoman.core.call import MessageOrigin
-from dragoman.core.errors import Overloaded
+from dragoman.core.errors import Overloaded, StorageFailed
 from dragoman.core.principal import Principal
 from dragoman.core.structs import asdict
 from dragoman.core.taint import LabelOrigin
@@ -64,6 +64,10 @@ class DatabaseApprovals(LoopStore):
     def __init__(self, place: StorePlace, hub: str = "") -> None:
         """`hub` makes the approved calls, where several hubs share the database."""
         self._hub = hub
+        self._begun: dict[str, str] = {}
+        """The calls that this process makes, with the ids of the hub under which they began."""
+        self._unsure: dict[str, str] = {}
+        """Likewise those of which it is unknown whether it is stored that they began."""
         super().__init__(place, TABLES, durable=True)
 
     def rename_hub(self, hub: str) -> None:
@@ -156,28 +160,76 @@ class DatabaseApprovals(LoopStore):
         return [_approval_from_row(row) for row in rows]
 
     def begin(self, id: str) -> bool:
-        with self._transact() as db:
-            done = db.execute(
-                "UPDATE approvals SET outcome = ?, hub = ? "
-                "WHERE id = ? AND kind = ? AND state = ? AND outcome = ''",
-                (RUNNING, self._hub, id, CALL, APPROVED),
-            )
-            return done.rowcount == 1
+        hub, unsure = self._hub, self._unsure.pop(id, None)
+        open_states, values = "outcome = ''", [RUNNING, hub, id, CALL, APPROVED]
+        if unsure is not None:  # it began here, and the answer of the database was lost
+            open_states = "(outcome = '' OR (outcome = ? AND hub = ?))"
+            values += [RUNNING, unsure]
+        try:
+            with self._transact() as db:
+                done = db.execute(
+                    "UPDATE approvals SET outcome = ?, hub = ? "
+                    f"WHERE id = ? AND kind = ? AND state = ? AND {open_states}",
+                    values,
+                )
+                has_begun = done.rowcount == 1
+        except StorageFailed:
+            self._unsure[id] = hub if unsure is None else unsure
+            raise
+        if has_begun:
+            self._begun[id] = hub
+        return has_begun
 
-    def finish(self, id: str, outcome: str, problem: str, reply: bytes, now: float) -> None:
+    def finish(
+        self,
+        id: str,
+        outcome: str,
+        problem: str,
+        reply: bytes,
+        now: float,
+        delivered_at: float = 0.0,
+    ) -> None:
+        hub = self._begun.get(id)
+        if hub is None:
+            return  # it has ended already
         with self._transact() as db:
+            # What another hub has marked as interrupted, this one knows better.
             db.execute(
                 "UPDATE approvals SET outcome = ?, problem = ?, reply = ?, ended_at = ?, "
-                "size = size + ? WHERE id = ? AND outcome = ?",
-                (outcome, problem, reply, now, len(reply), id, RUNNING),
+                "size = size + ?, delivered = ? WHERE id = ? AND hub = ? AND outcome IN (?, ?)",
+                (
+                    outcome,
+                    problem,
+                    reply,
+                    now,
+                    len(reply),
+                    _encode_delivery(delivered_at),
+                    id,
+                    hub,
+                    RUNNING,
+                    INTERRUPTED,
+                ),
             )
+        self._begun.pop(id, None)
 
-    def deliver(self, id: str) -> bytes | None:
+    def put_back(self, id: str) -> None:
+        hub = self._begun.get(id)
+        if hub is None:
+            return
+        with self._transact() as db:
+            db.execute(
+                "UPDATE approvals SET outcome = '', hub = '' "
+                "WHERE id = ? AND hub = ? AND outcome = ?",
+                (id, hub, RUNNING),
+            )
+        self._begun.pop(id, None)
+
+    def deliver(self, id: str, now: float) -> bytes | None:
         with self._transact() as db:
             rows = db.execute(
-                "UPDATE approvals SET delivered = 1 WHERE id = ? AND delivered = 0 "
+                "UPDATE approvals SET delivered = ? WHERE id = ? AND delivered = 0 "
                 "AND outcome NOT IN ('', ?) RETURNING reply",
-                (id, RUNNING),
+                (_encode_delivery(now), id, RUNNING),
             ).fetchall()
         return rows[0][0] if rows else None
 
@@ -201,6 +253,11 @@ class DatabaseApprovals(LoopStore):
                 (INTERRUPTED, now, RUNNING, self._hub if hub is None else hub),
             )
             return done.rowcount
+
+    def find_left(self, hubs: Sequence[str]) -> set[str]:
+        """Finds those of the hubs that have calls which are not ended."""
+        query = "SELECT DISTINCT hub FROM approvals WHERE outcome = ? AND hub = ANY(?)"
+        return {str(hub) for (hub,) in self._read(query, (RUNNING, list(hubs)))}
 
     def prune(self, keep: int, replies_before: float) -> None:
         with self._transact() as db:
@@ -242,9 +299,15 @@ def _approval_from_row(row: tuple[Any, ...]) -> StoredApproval:
         match=match,
         parked=_parked_from_json(msgspec.json.decode(parked.encode())) if parked else None,
         ended_at=ended_at,
-        is_delivered=bool(delivered),
+        delivered_at=float(delivered),
         number=number,
     )
+
+
+def _encode_delivery(at: float) -> int:
+    """When a result was delivered, in seconds; 0: not yet. Earlier versions store 1 for any time,
+    and read any time as delivered."""
+    return max(int(at), 1) if at else 0
 
 
 def _encode(value: Any) -> str:

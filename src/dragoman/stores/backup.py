@@ -202,9 +202,17 @@ def _find_files(home: Path, output: Path, policies: str | None, *, secrets: bool
                 if not target.is_relative_to(real_home):
                     found.left_out.append(str(name))
                 continue
-        if path.is_file() and (len(name.parts) > 1 or not tarfile.is_tarfile(path)):
+        if path.is_file() and (len(name.parts) > 1 or not _is_archive(path)):
             found.files.append((path, name))
     return found
+
+
+def _is_archive(path: Path) -> bool:
+    """Whether a file is an archive, as earlier copies are; False if the hub has removed it."""
+    try:
+        return tarfile.is_tarfile(path)
+    except FileNotFoundError:
+        return False
 
 
 def _walk(home: Path, policies: str | None) -> Iterator[Path]:
@@ -219,16 +227,29 @@ def _walk(home: Path, policies: str | None) -> Iterator[Path]:
         folder = None
     for path in sorted(home.iterdir()):
         name = path.name
-        is_database = name in FILES or name.endswith(("-wal", "-shm"))
+        is_database = name in FILES or name.endswith(("-wal", "-shm", "-journal"))
         if is_database or name in PASSING or name.startswith((".", "hub.log")):
             continue
         if name in (RECORD_FILE, chain.HEAD, journal.JOURNAL) or ".lost-" in name:
             continue
-        below = sorted(path.rglob("*")) if path.is_dir() and not path.is_symlink() else [path]
+        below = _list_below(path) if path.is_dir() and not path.is_symlink() else [path]
         for one in below:
             is_seen = folder is not None and one.is_symlink() and folder.is_relative_to(one)
             if not is_seen and "__pycache__" not in one.parts:
                 yield one
+
+
+def _list_below(folder: Path) -> list[Path]:
+    """Lists what a folder contains, at any depth, without what the hub removes meanwhile."""
+
+    def refuse(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):
+            raise ConfigError(f'"{error.filename}" cannot be read ({error.strerror})') from error
+
+    below = []
+    for parent, folders, files in os.walk(folder, onerror=refuse):
+        below += [Path(parent, name) for name in (*folders, *files)]
+    return sorted(below)
 
 
 def _is_linked(home: Path, folder: Path) -> bool:

@@ -1,9 +1,9 @@
 """The hubs of a cluster, their leases and the messages between them, in PostgreSQL.
 
-A row for each hub, renewed several times per lease, by the clock of the database. A hub that has
-not renewed its row for the length of a lease is dead, and the hub that notices it first becomes its
-heir. A hub that cannot renew counts its own leases as lost before that. Messages between hubs are
-notifications of the database, which may be lost.
+A row for each hub, renewed several times per lease. A hub declares another one dead after it has
+itself seen the row unchanged for the length of a lease, and becomes its heir; a hub that cannot
+renew counts its own lease as lost before that. Each hub measures by its own clock, and no clock is
+compared with another. Messages between hubs are notifications of the database, which may be lost.
 """
 
 from __future__ import annotations
@@ -13,18 +13,20 @@ import json
 import logging
 import time
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime
 from hashlib import sha256
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from dragoman.core.background import Background, resolve
 from dragoman.core.cluster import MARK_CHARS, End, OwnedElsewhere, Receive
-from dragoman.core.errors import ConfigError, HubError, StorageFailed
+from dragoman.core.errors import ConfigError, HubError, LeaseExpired, StorageFailed
 from dragoman.core.logs import STORAGE_OUTAGE
 from dragoman.core.structs import Struct
 from dragoman.stores import handover
+from dragoman.stores.fence import Fence
 from dragoman.stores.postgres_async import (
     STATEMENT_SECONDS,
     AsyncLane,
@@ -56,6 +58,7 @@ CREATE TABLE IF NOT EXISTS dragoman.hubs (
   heir text
 );
 ALTER TABLE dragoman.hubs ADD COLUMN IF NOT EXISTS settled boolean NOT NULL DEFAULT true;
+ALTER TABLE dragoman.hubs ADD COLUMN IF NOT EXISTS beats bigint NOT NULL DEFAULT 0;
 CREATE TABLE IF NOT EXISTS dragoman.leases (
   name text PRIMARY KEY,
   hub text NOT NULL,
@@ -77,21 +80,27 @@ HAND_OVER_SECONDS = 3.0
 RETRY_SECONDS = 0.5
 REFRESH_SECONDS = 0.2
 """How often requests for unknown hubs make this one read the table of hubs."""
+SWEEP_SECONDS = 1.0
+"""How often is looked for what ended hubs have left, at most."""
 FORGET_DAYS = 8
 """How long an ended hub is remembered: its sessions are found by its row."""
 MAX_QUEUED = 1_000
 MAX_PAYLOAD = 7_500
 """Bytes of a notification; PostgreSQL takes less than 8,000."""
 MAX_LEASES = 1_000
+DECLARE_MILLISECONDS = 300
+"""How long a declaration of death waits for a transaction of the hub that it is about."""
 MAX_STRANGE = 10_000
 
 _JOIN = """
 INSERT INTO dragoman.hubs (id, node, version, address, state) VALUES (%s, %s, %s, %s, %s)
 """
 _RENEW = """
-UPDATE dragoman.hubs SET seen_at = now(), state = %s, version = %s, address = %s
+UPDATE dragoman.hubs
+SET seen_at = now(), beats = beats + 1, state = %s, version = %s, address = %s
 WHERE id = %s AND heir IS NULL AND state NOT IN ('stopped', 'dead') RETURNING id
 """
+"""Hubs of the version before this one read `seen_at`."""
 _LEAVE = "UPDATE dragoman.hubs SET state = 'stopped' WHERE id = %s AND heir IS NULL"
 _BREAK_OFF = """
 UPDATE dragoman.hubs SET state = 'dead', seen_at = now() - interval '1 hour'
@@ -103,32 +112,40 @@ ON CONFLICT (digest) DO UPDATE SET hub = excluded.hub, state = excluded.state
 """
 _TAKE_HANDED = "DELETE FROM dragoman.handed_sessions WHERE hub = %s RETURNING digest, state"
 _LIST = """
-SELECT id, node, version, address, state, heir, extract(epoch FROM started_at)::float8,
-       extract(epoch FROM now() - seen_at)::float8, settled
+SELECT id, node, version, address, state, heir, extract(epoch FROM started_at)::float8, settled,
+       beats, seen_at
 FROM dragoman.hubs
 """
-_LIVE = """
+_DECLARE = """
 SELECT id FROM dragoman.hubs
-WHERE id = %s AND heir IS NULL AND state NOT IN ('stopped', 'dead') FOR UPDATE
+WHERE id = %(id)s AND heir IS NULL
+  AND (state IN ('stopped', 'dead') OR (beats = %(beats)s AND seen_at = %(seen_at)s)) FOR UPDATE
 """
-"""A hub that was declared dead becomes no heir; until the transaction ends, none is declared."""
+"""Unless the hub has given a sign of life since it was observed. `FOR UPDATE` waits for the write
+transactions of that hub: each holds its row (see `fence`)."""
 _INHERIT = """
 UPDATE dragoman.hubs
-SET heir = %(heir)s, state = CASE state WHEN 'stopped' THEN state ELSE 'dead' END, settled = false
-WHERE id = %(id)s AND heir IS NULL
-  AND (state = 'stopped' OR seen_at < now() - make_interval(secs => %(secs)s)) RETURNING id
+SET heir = %s, state = CASE state WHEN 'stopped' THEN state ELSE 'dead' END, settled = false
+WHERE id = %s
 """
 _INHERIT_ALL = "UPDATE dragoman.hubs SET heir = %s WHERE heir = %s"
 _SETTLE = "UPDATE dragoman.hubs SET settled = true WHERE id = %s AND heir = %s"
-_LEASE = """
+_HOLDS = """EXISTS (
+  SELECT 1 FROM dragoman.hubs WHERE id = {} AND heir IS NULL AND state = 'ready')
+"""
+_LEASE = f"""
 INSERT INTO dragoman.leases AS held (name, hub, token, until)
 SELECT name, %(hub)s, 1, now() + make_interval(secs => %(secs)s)
-FROM unnest(%(names)s::text[]) AS name
+FROM unnest(%(names)s::text[]) AS name WHERE {_HOLDS.format("%(hub)s")}
 ON CONFLICT (name) DO UPDATE SET hub = excluded.hub, until = excluded.until,
   token = held.token + (held.hub <> excluded.hub)::int
-WHERE held.hub = excluded.hub OR held.until < now() RETURNING name, token
+WHERE held.hub = excluded.hub OR NOT {_HOLDS.format("held.hub")} RETURNING name, token
 """
-_HOLDERS = "SELECT name, hub FROM dragoman.leases WHERE name = ANY(%s) AND until > now()"
+"""A lease lasts as long as its holder lives and is ready: it is lost by a declaration of death, not
+by a time. `until` is for hubs of the version before this one, and for people."""
+_HOLDERS = f"""
+SELECT name, hub FROM dragoman.leases WHERE name = ANY(%s) AND {_HOLDS.format("leases.hub")}
+"""
 
 
 class HubRecord(Struct, frozen=True):
@@ -142,14 +159,23 @@ class HubRecord(Struct, frozen=True):
     state: str
     heir: str | None
     started_at: float
-    age: float
-    """Seconds since it renewed its row, when the row was read."""
-    is_settled: bool = True
+    is_settled: bool
     """Whether its heir, if it has one, has taken over what it owned."""
+    beats: int
+    seen_at: datetime
+    """`beats` or `seen_at` changes with each renewal."""
 
     @property
     def is_ended(self) -> bool:
         return self.heir is not None or self.state in ENDED
+
+
+class Observation(NamedTuple):
+    """Since when a hub's row is unchanged, by the clock of this hub."""
+
+    beats: int
+    seen_at: datetime
+    since: float
 
 
 class LeaseRecord(Struct, frozen=True):
@@ -170,6 +196,9 @@ class PostgresCluster:
         self.lease_secs = lease_secs
         self.hubs: dict[str, HubRecord] = {}
         """All that are known, this one too."""
+        self.fence = Fence()
+        """What every write transaction of this hub begins with."""
+        self._observed: dict[str, Observation] = {}
         self._node = node
         self._version = version
         self._beat = lease_secs / 3
@@ -185,6 +214,8 @@ class PostgresCluster:
         """Since when no renewal has been missed."""
         self._read = 0.0
         """When the table of hubs was read last."""
+        self._swept = 0.0
+        """When was looked for what ended hubs have left."""
         self._wanted: dict[str, int] = {}
         """The leases that this hub asks for, with the token of each; 0 if it does not hold it."""
         self._holders: dict[str, str] = {}
@@ -203,7 +234,10 @@ class PostgresCluster:
         """The running takeovers, by the id of the hub that has ended."""
         self.on_inherit: list[Callable[[str], Awaitable[None]]] = []
         """Called with the id of each hub that this one becomes the heir of, and again if that has
-        failed, or an heir before this one may not have come to its end."""
+        failed, an heir before this one may not have come to its end, or something is left."""
+        self.find_left: list[Callable[[Sequence[str]], Collection[str]]] = []
+        """Each gets the ids of the hubs that this one is the heir of, and returns those that still
+        own something. Raises `StorageFailed`."""
         self.on_lost: list[Callable[[str], Awaitable[None]]] = []
         """Called with the new id of this hub when others have declared it dead."""
 
@@ -224,6 +258,8 @@ class PostgresCluster:
 
     async def set_state(self, state: str) -> None:
         self.state = state
+        if state != READY:  # before others can see it: they take the leases then
+            self._wanted = dict.fromkeys(self._wanted, 0)
         with suppress(StorageFailed):  # the next renewal writes it
             await self._renew()
 
@@ -232,7 +268,7 @@ class PostgresCluster:
         rows = [(digest, self.mark, json.dumps(one)) for digest, one in states.items()]
 
         async def run(connection: psycopg.AsyncConnection[Any]) -> None:
-            async with connection.transaction(), connection.cursor() as cursor:
+            async with self.fence.transact(connection), connection.cursor() as cursor:
                 await cursor.executemany(_HAND_OVER, rows)
 
         if rows:
@@ -241,7 +277,13 @@ class PostgresCluster:
 
     async def take_handed(self, hub: str) -> dict[str, Any]:
         """Takes what a hub has handed over, whose heir this one is. Only for `on_inherit`."""
-        rows = await self._execute(_TAKE_HANDED, (hub,))
+
+        async def run(connection: psycopg.AsyncConnection[Any]) -> list[Row]:
+            async with self.fence.transact(connection):
+                return await (await connection.execute(_TAKE_HANDED, (hub,))).fetchall()
+
+        async with self._lock:
+            rows = await self._attempt(run, STATEMENT_SECONDS)
         return {str(row[0]): row[1] for row in rows}
 
     async def stop(self, is_clean: bool = True) -> None:
@@ -312,6 +354,13 @@ class PostgresCluster:
     def is_connected(self) -> bool:
         """Whether this hub has renewed its row within the length of a lease."""
         return _read_clock() - self._renewed < self.lease_secs
+
+    def check_lease(self) -> None:
+        if _read_clock() - self._renewed >= self.lease_secs:
+            raise LeaseExpired(
+                f"this hub has not renewed its place in the cluster for {self.lease_secs:g} s, so "
+                "others may own what it owned; nothing has left the hub: send it again"
+            )
 
     def list_living(self) -> list[HubRecord]:
         return [one for one in self.hubs.values() if not one.is_ended]
@@ -435,6 +484,7 @@ class PostgresCluster:
             _JOIN,
             (self.mark, self._node, self._version, self._address, self.state),
         )
+        self.fence.mark = self.mark
         await self._execute(
             "DELETE FROM dragoman.hubs WHERE state IN ('stopped', 'dead') "
             "AND seen_at < now() - make_interval(days => %s)",
@@ -476,56 +526,80 @@ class PostgresCluster:
         if begun - self._renewed > self.lease_secs:
             self._steady_since = begun
         self._renewed = begun
-        await self._renew_leases()
+        await self._renew_leases(begun)
+        asked = _read_clock()
         self._take(await self._run(_LIST, ()))
-        await self._inherit()
+        await self._inherit(asked)
 
-    async def _renew_leases(self) -> None:
+    async def _renew_leases(self, begun: float) -> None:
+        """`begun`: when the renewal of the row was, on which the leases depend."""
         if not self._wanted or self.state != READY:
             self._wanted = dict.fromkeys(self._wanted, 0)
             return
-        names, begun = list(self._wanted), _read_clock()
+        names = list(self._wanted)
         held = await self._run(_LEASE, {"hub": self.mark, "secs": self.lease_secs, "names": names})
         tokens: dict[str, int] = {str(name): int(token) for name, token in held}
+        is_ready = self.state == READY
         for name in names:
-            self._wanted[name] = tokens.get(name, 0)
+            self._wanted[name] = tokens.get(name, 0) if is_ready else 0
         self._leased = begun
         rows = await self._run(_HOLDERS, (names,))
         self._holders = {str(name): str(hub) for name, hub in rows}
 
-    async def _inherit(self) -> None:
-        """Becomes the heir of hubs that have ended. A hub that was cut off itself waits: it cannot
-        know whether the others were, too."""
+    async def _inherit(self, asked: float) -> None:
+        """Becomes the heir of hubs that have ended, as the rows say that were asked for at `asked`.
+        A hub that was cut off itself waits: it cannot know whether the others were, too."""
         if self.state != READY:
             return
         is_steady = self._renewed - self._steady_since >= self.lease_secs
         for one in list(self.hubs.values()):
-            late = one.age > self.lease_secs and is_steady
-            if one.id == self.mark or one.heir is not None or not (late or one.state == STOPPED):
+            late = is_steady and asked - self._observed[one.id].since > self.lease_secs
+            if one.id == self.mark or one.heir is not None or not (late or one.state in ENDED):
                 continue
-            if await self._become_heir(one.id):
+            try:
+                is_heir = await self._become_heir(one)
+            except StorageFailed as error:  # such as a lock: the next renewal tries again
+                log.info("hub %s (%s) is not declared dead yet: %s", one.id, one.node, error)
+                continue
+            if is_heir:
                 log.warning("hub %s (%s) has ended; this hub takes over", one.id, one.node)
                 self.publish("hubs", {})
                 self._take(await self._run(_LIST, ()))
+        left = self._find_left()
         for one in self.hubs.values():
-            if one.heir == self.mark and not one.is_settled and one.id not in self._settling:
+            is_left = not one.is_settled or one.id in left
+            if one.heir == self.mark and is_left and one.id not in self._settling:
                 # Not here: this hub must go on to renew its own row.
                 self._settling[one.id] = self._background.spawn(self._settle(one.id, self.mark))
 
-    async def _become_heir(self, id: str) -> bool:
-        """In one transaction, so that no hub is left to an heir that has died: the hubs that `id`
-        was the heir of become those of this one."""
+    def _find_left(self) -> set[str]:
+        """Finds the hubs of which something has appeared after they were taken over."""
+        settled = [one.id for one in self.hubs.values() if one.heir == self.mark and one.is_settled]
+        left: set[str] = set()
+        if not settled or self._read - self._swept < SWEEP_SECONDS:
+            return left
+        self._swept = self._read
+        for find in self.find_left:
+            try:
+                left.update(find(settled))
+            except StorageFailed as error:
+                log.info("what ended hubs have left is looked for later: %s", error)
+        return left
+
+    async def _become_heir(self, hub: HubRecord) -> bool:
+        """In one transaction, so that no hub is left to an heir that has died: the hubs that `hub`
+        was the heir of become those of this one. The transaction is fenced: a hub that was declared
+        dead becomes no heir, and none is declared until the transaction ends."""
 
         async def run(connection: psycopg.AsyncConnection[Any]) -> bool:
-            async with connection.transaction():
-                cursor = await connection.execute(_LIVE.encode(), (self.mark,))
+            async with self.fence.transact(connection):
+                await connection.execute(f"SET LOCAL lock_timeout = {DECLARE_MILLISECONDS}")
+                seen = {"id": hub.id, "beats": hub.beats, "seen_at": hub.seen_at}
+                cursor = await connection.execute(_DECLARE.encode(), seen)
                 if not await cursor.fetchall():
                     return False
-                names = {"heir": self.mark, "id": id, "secs": self.lease_secs}
-                cursor = await connection.execute(_INHERIT.encode(), names)
-                if not await cursor.fetchall():
-                    return False
-                await connection.execute(_INHERIT_ALL.encode(), (self.mark, id))
+                await connection.execute(_INHERIT.encode(), (self.mark, hub.id))
+                await connection.execute(_INHERIT_ALL.encode(), (self.mark, hub.id))
                 return True
 
         return await self._attempt(run, STATEMENT_SECONDS)
@@ -552,6 +626,7 @@ class PostgresCluster:
     def _take(self, rows: Sequence[Row]) -> None:
         found = {row[0]: HubRecord(*row) for row in rows}
         self._read = _read_clock()
+        self._observe(found.values())
         before = _summarize(self.hubs)
         self.hubs = found
         self._own = {self.mark} | {
@@ -562,6 +637,27 @@ class PostgresCluster:
         if before != _summarize(found):
             resolve(self._changed, None)
 
+    def _observe(self, records: Collection[HubRecord]) -> None:
+        """Notes which rows have changed: by whatever its hub writes, of this version or the one
+        before it."""
+        before, self._observed = self._observed, {}
+        for one in records:
+            known = before.get(one.id)
+            if known is None or (known.beats, known.seen_at) != (one.beats, one.seen_at):
+                known = Observation(one.beats, one.seen_at, self._read)
+            self._observed[one.id] = known
+
+    def measure_silence(self, id: str) -> float:
+        """Seconds since this hub has seen the row of another change."""
+        known = self._observed.get(id)
+        return _read_clock() - known.since if known is not None else 0.0
+
+    async def read_beat(self, id: str) -> object:
+        """Reads what changes each time a hub shows that it lives. Raises `StorageFailed`."""
+        await self.refresh()
+        known = self._observed.get(id)
+        return (known.beats, known.seen_at) if known is not None else None
+
     async def _begin_anew(self) -> None:
         """Others have declared this hub dead while it was cut off, and own what was its own."""
         if self.state in ENDED:
@@ -571,11 +667,12 @@ class PostgresCluster:
         for settling in self._settling.values():
             settling.cancel()
         self._wanted = dict.fromkeys(self._wanted, 0)
-        mark = token_hex(MARK_CHARS // 2)
+        mark, begun = token_hex(MARK_CHARS // 2), _read_clock()
         await self._run(_JOIN, (mark, self._node, self._version, self._address, self.state))
         # Only now: what a hub without a row has claimed counts as that of a dead one.
-        self.mark, self._own = mark, {mark}
-        self._renewed = self._steady_since = _read_clock()
+        self.mark = self.fence.mark = mark
+        self._own = {mark}
+        self._renewed = self._steady_since = begun
         for lost in self.on_lost:  # before anything can fail: this is not repeated
             try:
                 await lost(self.mark)

@@ -72,6 +72,7 @@ def copy_home(
     try:
         with closing(server.connect(STEP_SECONDS)) as connection:
             connection.execute("SET statement_timeout = 0; SET lock_timeout = 0")
+            connection.execute("SET default_transaction_read_only = off")  # no hub is running
             connection.execute(_COPIES)
             copied = _list_copied(connection, source)
             for tables in found:

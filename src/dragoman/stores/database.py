@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from dragoman.core.errors import ConfigError, StorageFailed
+from dragoman.core.errors import ConfigError, LeaseExpired, StorageFailed
 from dragoman.core.secret_references import SecretResolver, is_reference
+from dragoman.core.secret_rules import Author, SecretUse
 from dragoman.core.shared_settings import STORE_URL
 from dragoman.stores.sqlite import (
     BUSY_SECONDS,
@@ -31,12 +32,23 @@ from dragoman.stores.sqlite import (
 )
 
 if TYPE_CHECKING:
+    from dragoman.stores.fence import Fence
     from dragoman.stores.postgres import PostgresServer
 
 SQLITE, POSTGRES = "sqlite", "postgres"
 Error, IntegrityError = sqlite3.Error, sqlite3.IntegrityError
 DataError, OperationalError = sqlite3.DataError, sqlite3.OperationalError
 """What statements raise on both. `IntegrityError`: a constraint is not met."""
+
+
+class FencedError(sqlite3.OperationalError):
+    """The other hubs have declared this one dead, so that it may not write."""
+
+
+def build_write_error(error: BaseException, text: str) -> StorageFailed:
+    """Builds the error of a store that cannot be written, with `text`, or one which says that this
+    hub may not."""
+    return LeaseExpired(str(error)) if isinstance(error, FencedError) else StorageFailed(text)
 
 
 class Rows(Protocol):
@@ -169,18 +181,22 @@ def open_place(
     secrets: SecretResolver,
     limits: PostgresLimits | None = None,
     create: bool = True,
+    fence: Fence | None = None,
 ) -> StorePlace:
-    """Opens the place of the stores: the home, or the server of `[store] url`. Raises
-    `ConfigError`."""
+    """Opens the place of the stores: the home, or the server of `[store] url`. `fence` is that of
+    this hub in a cluster. Raises `ConfigError`."""
     if url is None:
         return home
     if is_reference(url):
-        url = secrets.resolve_local(url, STORE_URL)
-    return connect_server(url, limits, create)
+        url = secrets.resolve_local(url, SecretUse(Author.OWNER, STORE_URL))
+    return connect_server(url, limits, create, fence)
 
 
 def connect_server(
-    url: str, limits: PostgresLimits | None = None, create: bool = True
+    url: str,
+    limits: PostgresLimits | None = None,
+    create: bool = True,
+    fence: Fence | None = None,
 ) -> PostgresServer:
     """Connects, and creates the schema if it is missing, unless `create` is False. Raises
     `ConfigError` if the database cannot be used, or the driver is not installed."""
@@ -192,7 +208,7 @@ def connect_server(
         ) from None
     from dragoman.stores.postgres import PostgresServer
 
-    return PostgresServer(url, limits, create=create)
+    return PostgresServer(url, limits, create=create, fence=fence)
 
 
 def render_reason(problem: str) -> str:
@@ -279,7 +295,7 @@ class LoopStore:
             with self._writer.transaction():
                 yield self._db
         except Error as error:
-            raise StorageFailed(f'"{self._name}" cannot be written ({error})') from error
+            raise build_write_error(error, f'"{self._name}" cannot be written ({error})') from error
 
     def _build_read_error(self, error: Exception) -> StorageFailed:
         return StorageFailed(f'"{self._name}" cannot be read ({error})')

@@ -21,6 +21,7 @@ from dragoman.core.errors import StorageFailed
 from dragoman.core.logs import STORAGE_OUTAGE
 from dragoman.core.ports import KeptEvent, KeptTask, TaskChange
 from dragoman.core.principal import Principal
+from dragoman.stores.fence import Fence
 from dragoman.stores.postgres_async import AsyncLane, Row
 from dragoman.stores.tasks import encode_safely
 
@@ -96,8 +97,8 @@ DELETE FROM dragoman.handover_{} WHERE at < now() - make_interval(secs => %s)
 class PostgresHandover:
     """A `Handover`. Only the event loop uses it."""
 
-    def __init__(self, url: str) -> None:
-        self._writer, self._reader = AsyncLane(url), AsyncLane(url)
+    def __init__(self, url: str, fence: Fence) -> None:
+        self._writer, self._reader = AsyncLane(url, fence), AsyncLane(url, fence)
         self._reading = asyncio.Lock()
         self._events: deque[tuple[str, str, KeptEvent]] = deque()
         self._tasks: dict[str, tuple[Any, ...] | None] = {}
@@ -220,8 +221,8 @@ class PostgresHandover:
                 await self._write_batch()
                 if time.monotonic() - pruned > PRUNE_SECONDS:
                     pruned = time.monotonic()
-                    await self._writer.run(_PRUNE.format("events"), (EVENT_SECONDS,))
-                    await self._writer.run(_PRUNE.format("tasks"), (TASK_SECONDS,))
+                    await self._writer.write(_PRUNE.format("events"), (EVENT_SECONDS,))
+                    await self._writer.write(_PRUNE.format("tasks"), (TASK_SECONDS,))
             except StorageFailed as error:
                 STORAGE_OUTAGE.note(f"what the heir of this hub may need is not stored: {error}")
                 await asyncio.sleep(RETRY_SECONDS)
@@ -242,14 +243,14 @@ class PostgresHandover:
         try:
             if events:
                 rows = [(owner, stream, *_split(event)) for owner, stream, event in events]
-                await self._writer.run(
+                await self._writer.write(
                     _EVENTS, [list(column) for column in zip(*rows, strict=True)]
                 )
             if tasks:
                 columns = [list(column) for column in zip(*tasks.values(), strict=True)]
-                await self._writer.run(_TASKS, columns)
+                await self._writer.write(_TASKS, columns)
             if dropped:
-                await self._writer.run(_DROP_TASKS, (dropped,))
+                await self._writer.write(_DROP_TASKS, (dropped,))
         except StorageFailed as error:
             if _is_about_data(error):
                 log.error("%d rows for the heir of this hub are lost: %s", len(events), error)

@@ -28,11 +28,13 @@ from dragoman.stores.database import (
     POSTGRES,
     DatabaseConnection,
     DatabaseWriter,
+    FencedError,
     PostgresLimits,
     Rows,
     Statement,
     StoreTables,
 )
+from dragoman.stores.fence import BEGIN, IDLE, LOST, READ_ONLY, Fence, is_refusal
 from dragoman.stores.postgres_connections import is_idle, render_failure
 from dragoman.stores.postgres_sql import (
     Names,
@@ -120,12 +122,13 @@ def _prepare(connection: DeadlineConnection, seconds: float) -> None:
     connection.execute(
         f"SET search_path = {SCHEMA}; SET statement_timeout = {limit}; "
         f"SET lock_timeout = {max(limit // 3, 100)}; SET client_encoding = 'UTF8'; "
-        "SET idle_in_transaction_session_timeout = 5000; "
-        "SET default_transaction_isolation = 'read committed'"
+        f"{IDLE}; {READ_ONLY}; SET default_transaction_isolation = 'read committed'"
     )
 
 
 def _convert(error: psycopg.Error | OSError) -> sqlite3.Error:
+    if is_refusal(error):
+        return FencedError(LOST)
     kind: type[sqlite3.Error] = sqlite3.OperationalError
     if isinstance(error, psycopg.IntegrityError):
         kind = sqlite3.IntegrityError
@@ -145,9 +148,10 @@ class PostgresServer:
         setting: str = STORE_URL,
         *,
         create: bool = True,
+        fence: Fence | None = None,
     ) -> None:
-        """Connects, and creates the schema if it is missing, unless `create` is False. Raises
-        `ConfigError`."""
+        """Connects, and creates the schema if it is missing, unless `create` is False. `fence` is
+        that of this hub in a cluster. Raises `ConfigError`."""
         check_database_url(url, setting)
         self._setting = setting
         self.place = render_origin(url)
@@ -168,6 +172,8 @@ class PostgresServer:
         self._backends: set[int] = set()
         self._listeners: dict[str, list[Callable[[], None]]] = {}
         self._watch: DatabaseWatch | None = None
+        self.fence = fence or Fence()
+        """What the write transactions of the stores begin with."""
         self._counted: set[str] = set()
         self._oldest: dict[str, int] = {}
         try:
@@ -508,11 +514,12 @@ class PostgresConnection:
         that no other counted one overlaps."""
         assert not self.in_transaction
 
-        text = "; ".join(["BEGIN", *([_BUMP.format(quote(store))] if store else [])])
+        bump = [_BUMP.format(quote(store))] if store else []
+        text = "; ".join([self._server.fence.build_begin(), *bump])
 
         def run(connection: DeadlineConnection) -> None:
             row = _list_rows(connection.execute(text))[-1]
-            self._number = int(row[0]) if row else 0
+            self._number = int(row[0]) if store and row else 0
             self.in_transaction = True
 
         self._try(run, True)
@@ -538,7 +545,8 @@ class PostgresConnection:
 
         def run(connection: DeadlineConnection) -> list[psycopg.Cursor[tuple[Any, ...]]]:
             with connection.pipeline():
-                connection.execute("BEGIN")
+                for text in self._server.fence.build_begin().split("; "):
+                    connection.execute(text)
                 done = [connection.execute(*one, binary=True) for one in sent]
                 connection.execute("COMMIT")
             return done
@@ -709,7 +717,7 @@ def _lock_migrations(connection: DeadlineConnection) -> Iterator[None]:
     """A transaction that no other migration overlaps."""
     _prepare(connection, connection.seconds)
     connection.execute("SET lock_timeout = 0")
-    connection.execute("BEGIN")
+    connection.execute(BEGIN)
     try:
         connection.execute(f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK})")
         yield

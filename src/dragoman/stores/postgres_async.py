@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dragoman.core.errors import ConfigError, StorageFailed
+from dragoman.stores.fence import IDLE, READ_ONLY, Fence
 from dragoman.stores.postgres_connections import is_idle
 from dragoman.stores.postgres_connections import render_failure as render_failure
 
@@ -28,8 +29,11 @@ WAKE_SECONDS = 60.0
 class AsyncLane:
     """One connection. Its owner executes one statement at a time."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, fence: Fence | None = None) -> None:
+        """With a `fence`, statements that write need `write`; without, each is a transaction of its
+        own, as the renewals of the hub's place are."""
         self._url = url
+        self._fence = fence
         self._connection: psycopg.AsyncConnection[Any] | None = None
 
     async def run(
@@ -40,6 +44,20 @@ class AsyncLane:
         async def run(connection: psycopg.AsyncConnection[Any]) -> list[Row]:
             cursor = await connection.execute(statement.encode(), values)
             return await cursor.fetchall() if cursor.description else []
+
+        return await self.attempt(run, seconds)
+
+    async def write(
+        self, statement: str, values: Any = (), seconds: float = STATEMENT_SECONDS
+    ) -> list[Row]:
+        """Executes a statement in a fenced transaction. Raises `StorageFailed`."""
+        assert self._fence is not None
+        fence = self._fence
+
+        async def run(connection: psycopg.AsyncConnection[Any]) -> list[Row]:
+            async with fence.transact(connection):
+                cursor = await connection.execute(statement.encode(), values)
+                return await cursor.fetchall() if cursor.description else []
 
         return await self.attempt(run, seconds)
 
@@ -76,6 +94,12 @@ class AsyncLane:
                     client_encoding="utf8",
                     application_name="dragoman",
                 )
+                more = f"; {READ_ONLY}" if self._fence is not None else ""
+                try:
+                    await found.execute(f"{IDLE}{more}".encode())
+                except BaseException:
+                    found.pgconn.finish()
+                    raise
                 return found
         except (psycopg.Error, OSError, TimeoutError) as error:
             raise StorageFailed(f"PostgreSQL: {render_failure(error)}") from error

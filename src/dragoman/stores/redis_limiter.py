@@ -43,12 +43,13 @@ HUB_SECONDS = 10
 
 # Times are in microseconds since 2026, so that a double has them exactly. A value is the time at
 # which a budget is full again, and the time in which one token returned when it was written: under
-# other rules the tokens that were used stay used. No budget can be emptier than empty: the clock of
-# the server may have been set back. An expired key equals a full budget.
+# other rules the tokens that were used stay used, and return as fast as the new rules say: then a
+# refusal is written, too. No budget can be emptier than empty: the clock of the server may have
+# been set back. An expired key equals a full budget.
 CHARGE = RedisScript("""\
 local time = redis.call('TIME')
 local now = (time[1] - 1767225600) * 1000000 + time[2]
-local used, refused, found = {}, false, {}
+local used, changed, refused, found = {}, {}, false, {}
 for i, key in ipairs(KEYS) do
   local cost, interval, span = ARGV[3 * i - 2] * 1, ARGV[3 * i - 1] * 1, ARGV[3 * i] * 1
   local rest = 0
@@ -58,7 +59,10 @@ for i, key in ipairs(KEYS) do
     full_at, before = tonumber(full_at), tonumber(before)
     if full_at and before and full_at > now then
       rest = full_at - now
-      if before ~= interval then rest = rest / before * interval end
+      if before ~= interval then
+        rest = rest / before * interval
+        changed[i] = true
+      end
       if rest > span then rest = span end
     end
   end
@@ -68,13 +72,15 @@ for i, key in ipairs(KEYS) do
   found[2 * i - 1] = math.ceil(wait)
   found[2 * i] = math.ceil(rest)
 end
-if refused then return found end
 for i, key in ipairs(KEYS) do
-  local interval = ARGV[3 * i - 1] * 1
-  local rest = used[i] + ARGV[3 * i - 2] * interval
-  local value = string.format('%.17g %.17g', now + rest, interval)
-  redis.call('SET', key, value, 'PX', string.format('%d', math.ceil(rest / 1000) + 1000))
-  found[2 * i] = math.ceil(rest)
+  if changed[i] or not refused then
+    local interval = ARGV[3 * i - 1] * 1
+    local rest = used[i]
+    if not refused then rest = rest + ARGV[3 * i - 2] * interval end
+    local value = string.format('%.17g %.17g', now + rest, interval)
+    redis.call('SET', key, value, 'PX', string.format('%d', math.ceil(rest / 1000) + 1000))
+    found[2 * i] = math.ceil(rest)
+  end
 end
 return found
 """)
@@ -206,6 +212,7 @@ class SharedRateLimiter:
         `RedisUnavailable`."""
         keys: list[Argument] = []
         values: list[Argument] = []
+        intervals = [budgets.interval for budgets, _ in accounts]
         for budgets, key in accounts:
             digest = hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
             keys.append(f"{self._prefix}{budgets.scope}:{digest}")
@@ -213,8 +220,10 @@ class SharedRateLimiter:
         reply = await self._link.evaluate(CHARGE, keys, *values)
         now, waits = self._clock(), []
         for number, (budgets, key) in enumerate(accounts):
-            waits.append(reply[2 * number] / 1e6)
-            budgets.note(key, reply[2 * number + 1] / 1e6, now)
+            # Other rules may have been applied since the request: the tokens count, not the time.
+            scale = budgets.interval / intervals[number] / 1e6
+            waits.append(reply[2 * number] * scale)
+            budgets.note(key, min(reply[2 * number + 1] * scale, budgets.span), now)
         return waits
 
     def charge_address(self, address: str) -> float | Awaitable[float]:

@@ -1,69 +1,52 @@
 """The `RunStore` in a PostgreSQL database. Needs the extra `postgres`.
 
-A single hub holds an advisory lock as long as it runs. The hubs of a cluster share the runs: each
-run has the id of the hub that works on it, every change of the run by another hub is refused, and
-the runs of a hub that has ended are released.
+The hubs of a cluster share the runs: each run has the id of the hub that works on it, every change
+of the run by another hub is refused, and the runs of a hub that has ended are released.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from dragoman.core.errors import ConfigError, StorageFailed
+from dragoman.core.errors import ConfigError, LeaseExpired, StorageFailed
 from dragoman.core.runs import ENDED, Run, RunFilter, RunTaken, StepRecord
 from dragoman.core.urls import render_origin
 from dragoman.stores import run_rows as rows
+from dragoman.stores.fence import IDLE, LOST, READ_ONLY, Fence
 from dragoman.stores.postgres_connections import is_idle, render_failure
 from dragoman.stores.postgres_sql import translate
 from dragoman.stores.runs_db import TABLES
 
-LOCK = 0x647261676F6D616E
-"""The key of the advisory lock: `dragoman`."""
 CONNECTIONS = 8
 COMMAND_SECONDS, SHARED_SECONDS = 30.0, 2.0
 """How long an operation may take. Where other hubs share the runs, they go on without this one."""
 
 
-async def open_postgres_runs(
-    url: str, *, exclusive: bool = True, find_hub: Callable[[], str] | None = None
-) -> PostgresRuns:
-    """Connects, creates what is missing, and locks the runs if the database is only theirs.
-    `find_hub` returns the id of this hub in a cluster, which has another one after it was cut off.
-    Raises `ConfigError`."""
-    try:
-        import psycopg
-    except ImportError:
-        raise ConfigError(
-            "[workflows] database needs another package: pip install 'dragoman-hub[postgres]'"
-        ) from None
+async def open_postgres_runs(url: str, fence: Fence, *, is_shared: bool) -> PostgresRuns:
+    """Connects, and creates what is missing. `fence` is that of this hub, and `is_shared` says
+    whether it works in a cluster. Raises `ConfigError`."""
+    import psycopg
+
     place = render_origin(url)
-    pool = _Pool(url, COMMAND_SECONDS if find_hub is None else SHARED_SECONDS)
+    pool = _Pool(url, SHARED_SECONDS if is_shared else COMMAND_SECONDS)
     try:
         await asyncio.to_thread(_migrate, url)
-        lock = await pool.connect()
-        if exclusive:
-            cursor = await lock.execute("SELECT pg_try_advisory_lock($1)", (LOCK,))
-            if (await cursor.fetchone()) != (True,):
-                await lock.close()
-                raise ConfigError(f'the database at "{place}" is in use by another hub')
-            pool.lock = lock
-        else:
-            pool.free.append(lock)
+        pool.free.append(await pool.connect())
     except (psycopg.Error, OSError, ValueError) as error:
         raise ConfigError(
-            f'the database at "{place}" of [workflows] cannot be used: {render_failure(error)}'
+            f'the database at "{place}" cannot be used: {render_failure(error)}'
         ) from None
-    return PostgresRuns(pool, place, (psycopg.Error, OSError), find_hub)
+    return PostgresRuns(pool, place, (psycopg.Error, OSError), fence, is_shared)
 
 
 def _migrate(url: str) -> None:
     from dragoman.stores.database import COMMAND_LIMITS
     from dragoman.stores.postgres import PostgresServer
 
-    server = PostgresServer(url, COMMAND_LIMITS, "[workflows] database")
+    server = PostgresServer(url, COMMAND_LIMITS)
     try:
         server.open(TABLES).close()
     finally:
@@ -75,8 +58,6 @@ class _Pool:
         self._url = url
         self._seconds = seconds
         self.free: list[Any] = []
-        self.lock: Any = None
-        """The connection that holds the lock."""
         self._permits = asyncio.Semaphore(CONNECTIONS)
 
     async def connect(self) -> Any:
@@ -84,7 +65,13 @@ class _Pool:
 
         from dragoman.stores.postgres_connections import connect_async
 
-        return await connect_async(self._url, self._seconds, cursor_factory=AsyncRawCursor)
+        connection = await connect_async(self._url, self._seconds, cursor_factory=AsyncRawCursor)
+        try:
+            await connection.execute(f"{IDLE}; {READ_ONLY}".encode())
+        except BaseException:
+            connection.pgconn.finish()
+            raise
+        return connection
 
     @asynccontextmanager
     async def take(self) -> AsyncIterator[Any]:
@@ -104,9 +91,8 @@ class _Pool:
                     await connection.close()
 
     async def close(self) -> None:
-        for connection in (*self.free, self.lock):
-            if connection is not None:
-                await connection.close()
+        for connection in self.free:
+            await connection.close()
         self.free.clear()
 
 
@@ -116,16 +102,18 @@ class PostgresRuns:
         pool: _Pool,
         place: str,
         errors: tuple[type[Exception], ...],
-        find_hub: Callable[[], str] | None,
+        fence: Fence,
+        is_shared: bool,
     ) -> None:
-        self.is_shared = find_hub is not None
-        self._find_hub = find_hub or (lambda: "")
+        self.is_shared = is_shared
+        self._fence = fence
         self._pool = pool
         self._place = place
         self._errors: tuple[type[Exception], ...] = (*errors, TimeoutError)
 
     async def add(self, run: Run, source: str) -> None:
-        await self._store(rows.build_add(run, source, self._find_hub()))
+        hub = self._fence.mark
+        await self._store(rows.build_add(run, source, hub), hub)
 
     async def save(
         self,
@@ -135,8 +123,9 @@ class PostgresRuns:
         is_synced: bool = False,
     ) -> None:
         """The server syncs every commit, unless its `synchronous_commit` is off."""
-        statements = rows.build_save(run, steps, children, self._find_hub())
-        async with self._transact() as connection:
+        hub = self._fence.mark
+        statements = rows.build_save(run, steps, children, hub)
+        async with self._transact(hub) as connection:
             for number, (statement, values) in enumerate(statements):
                 done = await connection.execute(translate(statement), values)
                 if not number and not done.rowcount:
@@ -153,8 +142,8 @@ class PostgresRuns:
     async def claim(self, id: str) -> Run | None:
         if not self.is_shared:
             return await self.find(id)
-        hub = self._find_hub()
-        async with self._transact() as connection:
+        hub = self._fence.mark
+        async with self._transact(hub) as connection:
             cursor = await connection.execute(translate(rows.CLAIM), (hub, id, hub))
             if (row := await cursor.fetchone()) is not None:
                 return rows.run_from_row(tuple(row))
@@ -165,7 +154,8 @@ class PostgresRuns:
 
     async def release(self, id: str) -> None:
         if self.is_shared:
-            await self._store([(rows.RELEASE, (id, self._find_hub()))])
+            hub = self._fence.mark
+            await self._store([(rows.RELEASE, (id, hub))], hub)
 
     async def rescue(self) -> int:
         if not self.is_shared:
@@ -185,13 +175,13 @@ class PostgresRuns:
         return {(org, owner): count for org, owner, count in found}
 
     async def list_due(self, now: float, most: int) -> list[str]:
-        hub = self._find_hub()
+        hub = self._fence.mark
         woken = await self._read(rows.LIST_WOKEN, (now, hub, most))
         queued = await self._read(rows.LIST_QUEUED, (hub, most))
         return rows.merge_due(woken, queued, most)
 
     async def find_next_wake(self) -> float:
-        return float((await self._read(rows.NEXT_WAKE, (self._find_hub(),)))[0][0] or 0.0)
+        return float((await self._read(rows.NEXT_WAKE, (self._fence.mark,)))[0][0] or 0.0)
 
     async def list_awaiting(
         self, awaited: str, most: int, after: tuple[str, str] = ("", "")
@@ -230,16 +220,20 @@ class PostgresRuns:
                 f'the database at "{self._place}" cannot be read: {render_failure(error)}'
             ) from error
 
-    async def _store(self, statements: list[rows.Statement]) -> None:
-        async with self._transact() as connection:
+    async def _store(self, statements: list[rows.Statement], hub: str) -> None:
+        async with self._transact(hub) as connection:
             for statement, values in statements:
                 await connection.execute(translate(statement), values)
 
     @asynccontextmanager
-    async def _transact(self) -> AsyncIterator[Any]:
+    async def _transact(self, hub: str | None = None) -> AsyncIterator[Any]:
+        """`hub` is the id that the statements have: after the hub was cut off, it has another."""
         try:
-            async with self._pool.take() as connection, connection.transaction():
-                yield connection
+            async with self._pool.take() as connection:
+                if hub is not None and hub != self._fence.mark:
+                    raise LeaseExpired(LOST)
+                async with self._fence.transact(connection):
+                    yield connection
         except self._errors as error:
             raise StorageFailed(
                 f'the database at "{self._place}" cannot be written: {render_failure(error)}'

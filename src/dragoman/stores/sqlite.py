@@ -220,7 +220,7 @@ def _check_version(db: sqlite3.Connection, path: Path, known: int) -> None:
 
 
 def _migrate(db: sqlite3.Connection, migrations: Sequence[str]) -> None:
-    while True:
+    while db.execute("PRAGMA user_version").fetchone()[0] < len(migrations):
         with transact(db):
             # Checked again under the write lock: another process may have been faster.
             version: int = db.execute("PRAGMA user_version").fetchone()[0]
@@ -228,8 +228,6 @@ def _migrate(db: sqlite3.Connection, migrations: Sequence[str]) -> None:
                 for statement in split_statements(migrations[version]):
                     db.execute(statement)
                 db.execute(f"PRAGMA user_version={version + 1}")
-        if version >= len(migrations):
-            return
 
 
 def split_statements(script: str) -> Iterator[str]:

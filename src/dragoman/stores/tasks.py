@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from dragoman.core.cluster import MARK_CHARS
 from dragoman.core.errors import ConfigError, StorageFailed
 from dragoman.core.ports import EndedTask, StoredPush, StoredTask, TaskChange
 from dragoman.core.principal import Principal
@@ -26,11 +27,13 @@ from dragoman.stores.database import (
     POSTGRES,
     DataError,
     Error,
+    FencedError,
     IntegrityError,
     OperationalError,
     Statement,
     StorePlace,
     StoreTables,
+    build_write_error,
     open_database,
 )
 from dragoman.stores.sqlite import describe_remedy
@@ -130,14 +133,19 @@ _PUSH = (
     " cursor = excluded.cursor, attempts = excluded.attempts, next_at = excluded.next_at,"
     " dead = excluded.dead"
 )
-_CLAIM = """
+_CLAIM = f"""
 INSERT INTO task_keys AS held (kind, owner, org, key, id, at) VALUES (?, ?, ?, ?, ?, ?)
 ON CONFLICT (kind, owner, org, key) DO UPDATE SET id = excluded.id, at = excluded.at
-WHERE held.at < ? AND NOT EXISTS (
+WHERE (held.at < ? OR EXISTS (
+    SELECT 1 FROM hubs WHERE hubs.id = left(held.id, {MARK_CHARS})
+    AND (heir IS NOT NULL OR state IN ('stopped', 'dead'))
+)) AND NOT EXISTS (
     SELECT 1 FROM tasks t
     WHERE t.id = held.id AND t.kind = held.kind AND t.owner = held.owner AND t.org = held.org
 ) RETURNING id
 """
+"""A claim without a task is void when its hub has ended, which can store none any more, or after a
+while."""
 _CLAIMED = "SELECT id FROM task_keys WHERE kind = ? AND owner = ? AND org = ? AND key = ?"
 _PUSHES = "SELECT task, id, config, cursor, attempts, next_at, dead FROM pushes"
 
@@ -327,6 +335,13 @@ class DatabaseTaskStore:
         self._unsure.difference_update(keys, damaged)
         return {key for (key,) in taken}
 
+    def find_left(self, hubs: Sequence[str]) -> set[str]:
+        query = "SELECT DISTINCT hub FROM tasks WHERE hub != '' AND hub = ANY(?)"
+        try:
+            return {str(hub) for (hub,) in self._db.execute(query, (list(hubs),)).fetchall()}
+        except Error as error:
+            raise StorageFailed(f"{self._name} cannot be read ({error})") from error
+
     def load_elsewhere(self, owner: Principal) -> list[StoredTask]:
         if not self._hub:
             return []
@@ -349,7 +364,7 @@ class DatabaseTaskStore:
                     return id
                 held = self._db.execute(_CLAIMED, (*who, key)).fetchone()
         except Error as error:
-            raise StorageFailed(f"the task cannot be stored ({error}); see {self._name}") from error
+            raise self._build_error(error) from error
         return str(held[0]) if held else id
 
     def _take_unowned(self) -> None:
@@ -359,9 +374,12 @@ class DatabaseTaskStore:
         except Error as error:
             raise self._build_takeover_error(error) from error
 
+    def _build_error(self, error: Exception) -> StorageFailed:
+        return build_write_error(error, f"the task cannot be stored ({error}); see {self._name}")
+
     def _build_takeover_error(self, error: Exception) -> StorageFailed:
-        return StorageFailed(
-            f"the tasks of another hub cannot be taken over ({error}); see {self._name}"
+        return build_write_error(
+            error, f"the tasks of another hub cannot be taken over ({error}); see {self._name}"
         )
 
     def _load(self) -> list[StoredTask]:
@@ -416,7 +434,7 @@ class DatabaseTaskStore:
                     self._delete()
                 saved = [self._change(*one) for one in encoded]
         except (Error, OverflowError) as error:
-            raise StorageFailed(f"the task cannot be stored ({error}); see {self._name}") from error
+            raise self._build_error(error) from error
         self._deleted.clear()
         return saved
 
@@ -446,7 +464,7 @@ class DatabaseTaskStore:
                 statements += [(_LOG_OF_NEW, piece) for piece in pieces]
         try:
             done = self._base.run(statements) if statements else []
-        except IntegrityError:
+        except (IntegrityError, FencedError):
             raise
         except DataError as error:
             owned = "another hub has taken the task over" if "zero" in str(error) else error
@@ -526,7 +544,8 @@ class DatabaseTaskStore:
             owned = "another hub has taken the task over" if "zero" in str(error) else error
             raise StorageFailed(f"it cannot be stored ({owned}); see {self._name}") from error
         except (Error, OverflowError) as error:
-            raise StorageFailed(f"it cannot be stored ({error}); see {self._name}") from error
+            text = f"it cannot be stored ({error}); see {self._name}"
+            raise build_write_error(error, text) from error
 
     def close(self) -> None:
         try:

@@ -7,7 +7,6 @@ has stored. Does not know HTTP, OAuth or how a password is checked.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import re
 import secrets
@@ -19,6 +18,7 @@ from typing import Any
 import msgspec
 
 from dragoman.core.errors import InvalidInput, NotFound, StorageFailed
+from dragoman.core.nearest_names import find_nearest
 from dragoman.core.users import Passkey, SessionRecord, UserRecord
 from dragoman.stores.database import (
     DatabaseConnection,
@@ -285,16 +285,13 @@ class UserStore:
         found = self.find(name)
         if found is None:
             names = [one.name for one in self.list()]
-            near = difflib.get_close_matches(fold_name(name), names, n=1)
-            hint = f'; did you mean "{near[0]}"?' if near else ""
+            near = find_nearest(fold_name(name), names)
+            hint = f'; did you mean "{near}"?' if near else ""
             raise NotFound(f'there is no user named "{name[:64]}"{hint}')
         return found
 
     def find_by_subject(self, subject: str) -> UserRecord | None:
         return self._find_one("subject = ?", subject)
-
-    def find_by_handle(self, handle: bytes) -> UserRecord | None:
-        return self._find_one("handle = ?", handle)
 
     def list(self) -> tuple[UserRecord, ...]:
         """Lists the users, ordered by name, without removed ones."""

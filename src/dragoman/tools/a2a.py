@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 from dragoman.core.agent_tool import MESSAGE, build_tool_name
@@ -63,16 +64,23 @@ A2A_SEND = ToolSpec(
 )
 
 
+CheckOrigin = Callable[[DialledOrigin], None]
+"""Raises `InvalidInput` for an origin that was not granted."""
+
+
 class A2aPort(Protocol):
-    """A client for A2A agents at addresses that agents choose. Raises `HubError`."""
+    """A client for A2A agents at addresses that agents choose, which checks each origin where it is
+    dialled: cards name further ones. Raises `HubError`."""
 
     def find_origin(self, url: str) -> DialledOrigin:
         """Parses what would be dialled. Raises `InvalidInput`."""
 
-    async def discover(self, url: str) -> Mapping[str, Any]:
+    async def discover(self, url: str, check: CheckOrigin) -> Mapping[str, Any]:
         """Returns the agent's card."""
 
-    async def send(self, url: str, message: str, context: str) -> tuple[Result, str]:
+    async def send(
+        self, url: str, message: str, context: str, check: CheckOrigin
+    ) -> tuple[Result, str]:
         """Returns the answer, and the id of the conversation; empty for none."""
 
 
@@ -87,8 +95,8 @@ class A2aTools:
 
     async def _discover(self, use: ToolUse) -> Result:
         url = use.arguments["url"]
-        self._require_host(use.agent, url)
-        return build_json_result(_render_card(await self._peers.discover(url)))
+        check = self._require_host(use.agent, url)
+        return build_json_result(_render_card(await self._peers.discover(url, check)))
 
     async def _send(self, use: ToolUse) -> Result:
         arguments = use.arguments
@@ -98,8 +106,8 @@ class A2aTools:
         if name is not None:
             return await self._send_registered(use, name)
         address, session = str(url), arguments.get("session_id", "")
-        self._require_host(use.agent, address)
-        result, context = await self._peers.send(address, arguments["message"], session)
+        check = self._require_host(use.agent, address)
+        result, context = await self._peers.send(address, arguments["message"], session, check)
         if not context:
             return result
         words = f'[To continue this conversation, pass "session_id": "{context}".]'
@@ -118,13 +126,20 @@ class A2aTools:
             arguments[CONTEXT] = session
         return await self._calls.call(use.call, build_tool_name(name), arguments)
 
-    def _require_host(self, agent: AgentProfile, url: str) -> None:
-        origin = self._peers.find_origin(url)
-        if not is_granted_host(agent, origin):
-            hosts = ", ".join(agent.network[:20]) or "none"
-            raise InvalidInput(
-                f'"{origin.host}": the host was not granted to you; granted hosts: {hosts}'
-            )
+    def _require_host(self, agent: AgentProfile, url: str) -> CheckOrigin:
+        """Returns what checks the origins that the address leads to."""
+        check = partial(_check_origin, agent)
+        check(self._peers.find_origin(url))
+        return check
+
+
+def _check_origin(agent: AgentProfile, origin: DialledOrigin) -> None:
+    if not is_granted_host(agent, origin):
+        hosts = ", ".join(agent.network[:20]) or "none"
+        raise InvalidInput(
+            f'"{origin.host}:{origin.port}": the host was not granted to you; granted hosts: '
+            f"{hosts}"
+        )
 
 
 def _render_card(card: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from dragoman.core.call import Result
 from dragoman.core.errors import InvalidInput, NeedsInput
 from dragoman.core.hub import CallOptions, Hub
 from dragoman.core.principal import Principal
+from dragoman.core.resource_uris import MAX_URI, TOO_LONG
 from dragoman.core.tool import PROMPT, RESOURCE, TEMPLATE, Tool
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.core.trace import parse_trace
@@ -92,6 +93,8 @@ class PromptsAndResourcesApi:
         uri = given.get("uri")
         if given.keys() != {"uri"} or not isinstance(uri, str):
             raise InvalidInput('the body must be {"uri": "…"}')
+        if len(uri) > MAX_URI:
+            raise InvalidInput(TOO_LONG)
         result = await self._call(request, uri, {}, RESOURCE)
         return build_response(
             {**result.extra, "contents": [_build_contents(block, uri) for block in result.content]}

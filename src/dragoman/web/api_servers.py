@@ -10,14 +10,19 @@ from typing import Any, Protocol
 from dragoman.core.admin_audit import record_action
 from dragoman.core.errors import AuthorizationError, InvalidInput, NotFound
 from dragoman.core.ports import AuditLog
-from dragoman.core.principal import OWNER
+from dragoman.core.principal import LOCAL, OWNER, Principal
+from dragoman.core.scopes import REGISTRY
+from dragoman.core.secret_rules import Author, SecretUse, find_author
 from dragoman.web.api import ApiRequest, ApiResponse, build_response, parse_object
 from dragoman.web.openapi import admin_route
 
 MAX_WORDS, MAX_TEXT = 100, 8_000
 URL = re.compile(r"https?://[!-~]+", re.ASCII)
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,200}", re.ASCII)
-PLAIN_REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*|[a-z]+:[^$}\s]+)\}", re.ASCII)
+PLAIN_REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*|[a-z]+:[^${}\s]+)\}", re.ASCII)
+HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,200}", re.ASCII)
+"""A token (RFC 9110, 5.6.2)."""
+HEADER_VALUE = re.compile(r"[ -~\t]+", re.ASCII)
 
 
 class ServerAdministration(Protocol):
@@ -29,16 +34,18 @@ class ServerAdministration(Protocol):
 
 
 class ServerEditing(Protocol):
-    def check_reference(self, reference: str) -> None:
-        """Raises `InvalidInput` for a secret that only the owner may use."""
+    def check_reference(self, reference: str, use: SecretUse) -> None:
+        """Raises `InvalidInput` for a secret that its author may not use."""
 
     async def add_program(
         self, name: str, command: list[str], env: Sequence[str], sandbox: str
     ) -> Mapping[str, Any]:
         """Adds a program to config.toml; raises `InvalidInput` with what is wrong with it."""
 
-    async def add_url(self, name: str, url: str, headers: Mapping[str, str]) -> Mapping[str, Any]:
-        """Adds a server on the network."""
+    async def add_url(
+        self, name: str, url: str, headers: Mapping[str, str], author: Author
+    ) -> Mapping[str, Any]:
+        """Adds a server on the network, with these headers exactly."""
 
     async def remove(self, name: str) -> Mapping[str, Any]: ...
 
@@ -53,12 +60,17 @@ class ServersApi:
     _audit: AuditLog
 
     @admin_route(
-        "POST /api/reload", "Reload the configuration; says why the file is not used", body=None
+        REGISTRY,
+        "POST /api/reload",
+        "Reload the configuration; says why the file is not used",
+        body=None,
     )
     async def _reload(self, request: ApiRequest) -> ApiResponse:
         return build_response({"problem": await self._administration.reload()})
 
-    @admin_route("POST /api/mcp/servers/{name}/restart", "Restart a server", (404,), body=None)
+    @admin_route(
+        REGISTRY, "POST /api/mcp/servers/{name}/restart", "Restart a server", (404,), body=None
+    )
     async def _restart(self, request: ApiRequest) -> ApiResponse:
         name = request.names[0]
         if not await self._administration.restart_server(name):
@@ -66,6 +78,7 @@ class ServersApi:
         return build_response({"restarted": name})
 
     @admin_route(
+        REGISTRY,
         "POST /api/mcp/servers",
         "Add a server to config.toml: name, and url and headers, or command, args, env and sandbox",
         (500,),
@@ -82,18 +95,14 @@ class ServersApi:
             if not URL.fullmatch(url):  # the command would take it for a program
                 raise InvalidInput('"url" must begin with http:// or https://')
             # An exec: reference runs a program, and any other one sends a secret to the URL.
-            if request.caller.kind != OWNER.kind:
+            use = SecretUse(find_author(request.caller), f'server "{name[:200]}"')
+            if use.author is not Author.OWNER:
                 for text in (url, *headers.values()):
-                    self._check_references(text)
+                    self._check_references(text, use)
             with record_action(self._audit, "server.add", name, request.principal):
-                done = await self._editing.add_url(name, url, headers)
+                done = await self._editing.add_url(name, url, headers, use.author)
             return build_response(done)
-        # To add a program means to run anything as the user of the hub.
-        if request.caller.kind != OWNER.kind:
-            raise AuthorizationError(
-                f'"{request.caller.label}" may not add a program: only the owner of the hub may, '
-                "with dragoman servers add or in the console; a server with a url can be added"
-            )
+        _require_owner(request.caller)
         command = [_parse_text(given, "command"), *_parse_words(given, "args")]
         sandbox = given.get("sandbox", "")
         if not isinstance(sandbox, str):
@@ -108,27 +117,33 @@ class ServersApi:
             done = await self._editing.add_program(name, command, env, sandbox)
         return build_response(done)
 
-    def _check_references(self, text: str) -> None:
+    def _check_references(self, text: str, use: SecretUse) -> None:
         """Raises for a secret that only the owner may use. The command expands more forms than the
         hub does, such as `${NAME:-otherwise}`: only those that can be checked may be used."""
         for reference in PLAIN_REFERENCE.findall(text):
-            self._editing.check_reference(reference if ":" in reference else f"env:{reference}")
+            whole = reference if ":" in reference else f"env:{reference}"
+            self._editing.check_reference(whole, use)
         if "$" in PLAIN_REFERENCE.sub("", text):
             raise InvalidInput('use "$" only in references such as ${VARIABLE}')
 
-    @admin_route("DELETE /api/mcp/servers/{name}", "Remove a server from config.toml", (404, 500))
+    @admin_route(
+        REGISTRY, "DELETE /api/mcp/servers/{name}", "Remove a server from config.toml", (404, 500)
+    )
     async def _remove(self, request: ApiRequest) -> ApiResponse:
         name = request.names[0]
         with record_action(self._audit, "server.remove", name, request.principal):
             return build_response(await self._editing.remove(name))
 
     @admin_route(
+        REGISTRY,
         "POST /api/demo",
         "Install the demo, as dragoman demo add: two agents and a server",
         (500,),
         body=None,
     )
     async def _add_demo(self, request: ApiRequest) -> ApiResponse:
+        if request.caller.kind != LOCAL.kind:  # the programs are the hub's own
+            _require_owner(request.caller)
         with record_action(self._audit, "demo.add", "demo", request.principal):
             return build_response(await self._editing.add_demo())
 
@@ -155,14 +170,28 @@ def _parse_words(given: Mapping[str, Any], name: str) -> list[str]:
 
 
 def _parse_headers(given: Mapping[str, Any]) -> Mapping[str, str]:
-    """Values are passed as arguments of a command, where other users could read a secret."""
+    """Values are written into config.toml, which refers to secrets and has none."""
     value = given.get("headers", {})
     if not isinstance(value, dict) or len(value) > MAX_WORDS:
         raise InvalidInput('"headers" must be an object')
     for name, one in value.items():
-        if not isinstance(one, str) or len(one) > MAX_TEXT or "${" not in one or "\0" in one:
+        if not HEADER_NAME.fullmatch(name):
+            raise InvalidInput(
+                f"the name of the header {name[:100]!r} is invalid: use letters, digits and hyphens"
+            )
+        is_text = isinstance(one, str) and len(one) <= MAX_TEXT and HEADER_VALUE.fullmatch(one)
+        if not is_text or "${" not in one:
             raise InvalidInput(
                 f'the header "{name[:100]}" must refer to its value as ${{VARIABLE}}; it belongs '
                 "into the file env in the home"
             )
     return value
+
+
+def _require_owner(caller: Principal) -> None:
+    """To add a program means to run anything as the user of the hub: no right includes that."""
+    if caller.kind != OWNER.kind:
+        raise AuthorizationError(
+            f'"{caller.label}" may not add a program: only the owner of the hub may, with dragoman '
+            "servers add or in the console; a server with a url can be added"
+        )

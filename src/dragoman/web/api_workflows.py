@@ -8,10 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from dragoman.core.access import require_scope
 from dragoman.core.background import Work
 from dragoman.core.errors import HubError, InvalidInput
 from dragoman.core.principal import Principal
+from dragoman.core.rate_limiter import TOOL_CALL
 from dragoman.core.runs import DECISIONS, RUN_STATES
+from dragoman.core.scopes import WORKFLOWS
 from dragoman.web.api import (
     ApiRequest,
     ApiResponse,
@@ -21,12 +24,14 @@ from dragoman.web.api import (
 )
 from dragoman.web.app import PathMount
 from dragoman.web.events import EventStreams, send_reply
-from dragoman.web.openapi import admin_route, route
+from dragoman.web.openapi import RUN_EVENTS, admin_route, route
 from dragoman.web.openapi_schemas import TEXT
 from dragoman.wire.http import HttpRequest
 from dragoman.wire.json import encode
 
 LIMIT, MAX_LIMIT = 50, 200
+MAX_DEFINITION = 1024 * 1024
+"""Bytes of a request with a definition."""
 _KNOWN = ("workflow", "state", "limit", "cursor")
 _EVENTS = re.compile(r"/api/runs/([0-9A-Za-z_-]{1,64})/events")
 
@@ -44,7 +49,7 @@ class WorkflowsPort(Protocol):
 
     def remove(self, principal: Principal, name: str) -> None: ...
 
-    def check(self, source: str) -> list[Rendered]: ...
+    async def check(self, principal: Principal, source: str) -> list[Rendered]: ...
 
     async def start(
         self,
@@ -87,7 +92,14 @@ class WorkflowsApi:
         found = self._port.list_workflows(request.caller)
         return build_response({"workflows": found, "total": len(found)})
 
-    @admin_route("POST /api/workflows", "Create or replace a workflow", (400,))
+    @admin_route(
+        WORKFLOWS,
+        "POST /api/workflows",
+        "Create or replace a workflow",
+        (400,),
+        charge=TOOL_CALL,
+        body_bytes=MAX_DEFINITION,
+    )
     async def _write(self, request: ApiRequest) -> ApiResponse:
         body = _parse_members(request, "name", "source")
         return build_response(
@@ -96,16 +108,25 @@ class WorkflowsApi:
             )
         )
 
-    @route("POST /api/workflows/check", "What is wrong with a definition, by line", (400,))
+    @route(
+        "POST /api/workflows/check",
+        "What is wrong with a definition, by line",
+        (400,),
+        charge=TOOL_CALL,
+        body_bytes=MAX_DEFINITION,
+    )
     async def _check(self, request: ApiRequest) -> ApiResponse:
         body = _parse_members(request, "source")
-        return build_response({"problems": self._port.check(_read_text(body, "source"))})
+        problems = await self._port.check(request.caller, _read_text(body, "source"))
+        return build_response({"problems": problems})
 
     @route("GET /api/workflows/{name}", "One workflow, with its graph and definition", (404,))
     async def _get(self, request: ApiRequest) -> ApiResponse:
         return build_response(self._port.describe(request.caller, request.names[0]))
 
-    @admin_route("DELETE /api/workflows/{name}", "Delete a workflow; its runs finish", (404,))
+    @admin_route(
+        WORKFLOWS, "DELETE /api/workflows/{name}", "Delete a workflow; its runs finish", (404,)
+    )
     async def _delete(self, request: ApiRequest) -> ApiResponse:
         self._port.remove(request.caller, request.names[0])
         return build_response({"name": request.names[0], "deleted": True})
@@ -202,6 +223,7 @@ def build_run_events(port: WorkflowsPort, streams: EventStreams) -> RunEventsMou
         match = _EVENTS.fullmatch(request.path)
         assert match is not None
         try:
+            require_scope(principal, RUN_EVENTS.right)
             await port.may_watch(principal, match[1])
         except HubError as error:
             return send_reply(request, response_from_error(error))

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from time import monotonic
 from urllib.parse import unquote
 
 from dragoman.core.background import Work
-from dragoman.core.errors import HubError
+from dragoman.core.errors import HubError, RateLimited
 from dragoman.core.principal import Principal
+from dragoman.core.rate_limiter import ADDRESS_SCOPE, Budgets, Rate, find_network
 from dragoman.core.triggers import MAX_BODY, WebhookReceiver
 from dragoman.web.api import NO_SNIFF, ApiResponse, build_error, response_from_error
 from dragoman.web.app import PathMount
@@ -19,13 +21,24 @@ from dragoman.wire.json import encode
 log = logging.getLogger(__name__)
 
 PREFIX = "/api/hooks"
+REJECTED = Rate(60, 60)
+"""Requests without a valid signature that an address may send; signed ones are not counted."""
+MAX_ADDRESSES = 10_000
 UNKNOWN = "there is no such webhook, or the signature of the request is invalid"
 
 
 class WebhookEndpoint:
-    def __init__(self, find: Callable[[], WebhookReceiver | None]) -> None:
+    def __init__(
+        self,
+        find: Callable[[], WebhookReceiver | None],
+        rate: Rate = REJECTED,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
         """`find` returns what receives webhooks, if the hub has any."""
         self._find = find
+        self._clock = clock
+        self._rejected = Budgets(ADDRESS_SCOPE, "", rate, MAX_ADDRESSES)
+        """How many requests without a valid signature each address has sent."""
 
     @property
     def mount(self) -> PathMount:
@@ -54,8 +67,18 @@ class WebhookEndpoint:
         if receiver is not None:
             delivery = await receiver.receive(name, request.fields, request.body)
         if delivery is None:
-            return build_error(401, UNKNOWN)
+            return self._reject(request.address)
         if not delivery.run:
             return ApiResponse(200, encode({"run": None}))
         status = 202 if delivery.is_new else 200
         return ApiResponse(status, encode({"run": delivery.run, "duplicate": not delivery.is_new}))
+
+    def _reject(self, address: str) -> ApiResponse:
+        wait = self._rejected.take(find_network(address), 1.0, self._clock())
+        if wait > 0:
+            raise RateLimited(
+                f"too many requests without a valid signature from {address}; try again in "
+                f"{wait:.0f} s",
+                retry_after=wait,
+            )
+        return build_error(401, UNKNOWN)

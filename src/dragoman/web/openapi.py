@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from dragoman import __version__
+from dragoman.core.rate_limiter import REQUEST
+from dragoman.core.scopes import CALL, LIST
+from dragoman.web.http.connection_limits import BODY_BYTES
 from dragoman.web.openapi_schemas import SCHEMAS, TEXT, Schema
 
 Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Any]])
@@ -31,8 +34,9 @@ class Operation:
     """The schema of the body; None if there is none."""
     answer: str | None = "Object"
     """The schema of the response; None for plain text."""
-    admin: bool = False
-    """Whether the API refuses principals without the action `admin`."""
+    right: str = ""
+    """What the API requires of the principal (`core.scopes`): a scope, and for a part of the
+    administration a policy that permits it. Empty: nothing but a principal, or not even that."""
     calls: bool = False
     """Whether it makes a call, which the pipeline charges."""
     query: Mapping[str, Schema] = field(default_factory=dict)
@@ -41,6 +45,10 @@ class Operation:
     """Parameters in its query that it requires."""
     media: tuple[str, ...] = ()
     """Further media types of its response."""
+    charge: str = REQUEST
+    """The cost of a request, unless it makes a call."""
+    body_bytes: int = BODY_BYTES
+    """The largest body."""
 
     @property
     def pattern(self) -> str:
@@ -53,6 +61,7 @@ EVENTS = Operation(
     "Live events as server-sent events",
     (403,),
     answer=None,
+    right=LIST,
     query={
         "phase": TEXT,
         "verb": TEXT,
@@ -68,8 +77,9 @@ RUN_EVENTS = Operation(
     "GET",
     "/api/runs/{name}/events",
     "Live events of one run of a workflow as server-sent events",
-    (404,),
+    (403, 404),
     answer=None,
+    right=LIST,
     media=("text/event-stream",),
 )
 """Both are served by a stream that is mounted beside the API."""
@@ -81,18 +91,36 @@ def route(
     errors: tuple[int, ...] = (),
     body: str | None = "Object",
     answer: str | None = "Object",
-    admin: bool = False,
+    right: str | None = None,
     calls: bool = False,
     query: Mapping[str, Schema] = NO_PARAMETERS,
     needs: tuple[str, ...] = (),
     media: tuple[str, ...] = (),
+    charge: str = REQUEST,
+    body_bytes: int = BODY_BYTES,
 ) -> Callable[[Handler], Handler]:
     """Marks a method as the handler of `where`, a method and a path. Only POST and PATCH have a
-    `body`."""
+    `body`. `right` is what it needs; by default `list` if it only reads, otherwise `call`."""
     method, path = where.split(" ")
     schema = body if method in ("POST", "PATCH") else None
+    if right is None:
+        right = LIST if method == "GET" else CALL
+    if right and 403 not in errors:
+        errors = (*errors, 403)
     operation = Operation(
-        method, path, summary, errors, schema, answer, admin, calls, query, needs, media
+        method,
+        path,
+        summary,
+        errors,
+        schema,
+        answer,
+        right,
+        calls,
+        query,
+        needs,
+        media,
+        charge,
+        body_bytes,
     )
 
     def mark(handler: Handler) -> Handler:
@@ -103,15 +131,29 @@ def route(
 
 
 def admin_route(
+    right: str,
     where: str,
     summary: str,
     errors: tuple[int, ...] = (),
     body: str | None = "Object",
     query: Mapping[str, Schema] = NO_PARAMETERS,
     needs: tuple[str, ...] = (),
+    charge: str = REQUEST,
+    body_bytes: int = BODY_BYTES,
 ) -> Callable[[Handler], Handler]:
-    """Like `route`, for a handler that only administrators reach: the API refuses others."""
-    return route(where, summary, (*errors, 403), body, admin=True, query=query, needs=needs)
+    """Like `route`, for a handler that only administrators with that right reach: the API refuses
+    others."""
+    return route(
+        where,
+        summary,
+        errors,
+        body,
+        right=right,
+        query=query,
+        needs=needs,
+        charge=charge,
+        body_bytes=body_bytes,
+    )
 
 
 def list_routes(part: object) -> Iterator[tuple[Operation, Callable[..., Awaitable[Any]]]]:
@@ -154,6 +196,8 @@ def _describe(operation: Operation) -> dict[str, Any]:
     described: dict[str, Any] = {"summary": operation.summary, "responses": responses}
     if is_public:
         described["security"] = []
+    elif operation.right:  # OpenAPI 3.1: for other types than OAuth, names of roles
+        described["security"] = [{"key": [operation.right]}]
     parameters = [
         {"name": name, "in": "query", "required": name in operation.needs, "schema": schema}
         for name, schema in operation.query.items()

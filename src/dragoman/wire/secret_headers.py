@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from secrets import token_hex
 
-from msgspec.structs import replace
-
 from dragoman.wire.http import NO_HEADERS, FixedHeaders, HttpClient, HttpReply
+from dragoman.wire.masked_replies import list_secret_words, mask_reply
 
 Expand = Callable[[str], Awaitable[str]]
 """Replaces the references in a text; raises what `HttpClient.request` may raise."""
@@ -38,6 +37,7 @@ class SecretHeadersClient:
         self._forget = forget
         self._source: Mapping[str, str] = NO_HEADERS
         self._values: dict[str, str] = {}
+        self._secrets: tuple[str, ...] = ()
         self._filled: Mapping[str, str] = NO_HEADERS
         """The headers that were sent last, made of this source and these values."""
 
@@ -78,7 +78,7 @@ class SecretHeadersClient:
         reply = await self._http.request(
             method, url, filled, body, timeout=timeout, extra_headers=extra_headers
         )
-        return replace(reply, secrets=(*reply.secrets, *values.values()))
+        return mask_reply(reply, self._secrets)
 
     def _fill(self, headers: Mapping[str, str], values: dict[str, str]) -> Mapping[str, str]:
         if headers is self._source and values == self._values:
@@ -87,6 +87,11 @@ class SecretHeadersClient:
         # Only these do not change from one request to the next.
         self._source = headers if isinstance(headers, FixedHeaders) else NO_HEADERS
         self._values, self._filled = values, filled
+        self._secrets = tuple(
+            word
+            for mark, value in values.items()
+            for word in list_secret_words(value, self._templates[mark])
+        )
         return filled
 
     async def _resolve(self) -> dict[str, str]:

@@ -9,13 +9,16 @@ from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any, Final
 
+from dragoman.core.backoff import Backoff
 from dragoman.core.call import NOTHING, Result
 from dragoman.core.errors import (
     ApprovalPending,
     HubError,
     InvalidInput,
+    Overloaded,
     RateLimited,
     WorkFailed,
+    is_own_trouble,
 )
 from dragoman.core.logs import render_time
 from dragoman.core.runs import (
@@ -39,8 +42,11 @@ from dragoman.core.runs import (
     StepRecord,
     build_awaited,
 )
+from dragoman.core.secret_rules import Author
+from dragoman.core.secret_values import NO_SECRETS, SecretValues
 from dragoman.core.structs import replace
-from dragoman.core.taint import Origins
+from dragoman.core.taint import SECRET, LabelOrigin, Origins
+from dragoman.core.tool_identity import WORKFLOW, build_identity
 from dragoman.wire.json import encode
 from dragoman.workflows.compiled import AGENTS, CompiledStep, CompiledWorkflow
 from dragoman.workflows.machine import Plan, SettledLoops, plan_run
@@ -64,6 +70,12 @@ TOO_LARGE: Final = "TooLarge"
 INTERRUPTED: Final = (
     "the hub stopped while the step was executed; it is unknown whether it was done"
 )
+TROUBLE_PAUSES: Final = Backoff(first=0.5, longest=30.0)
+"""Between the attempts of a step while the hub itself cannot make its call."""
+TROUBLES: Final = "troubles"
+"""In the detail of a step: how often in a row the hub was not able to make its call."""
+PARKED: Final = "parked"
+"""In the detail of a step: its call, which is made later as it is."""
 TAKE_UP: Final = "takeUp"
 """In the detail of a step whose call was interrupted: since when its task is searched."""
 
@@ -76,10 +88,15 @@ class ActiveRun:
         steps: Mapping[str, StepRecord],
         variables: Mapping[str, str],
     ) -> None:
-        """`variables` are the values of the environment variables that the workflow declares."""
+        """`steps` are as they were stored, without secrets; `variables` are the values of the
+        environment variables that the workflow declares."""
         self.run = run
+        """Without secrets: what it returns has references in their place."""
         self.compiled = compiled
-        self.steps = dict(steps)
+        declared = compiled.workflow.env
+        self.secrets = SecretValues(variables, declared) if declared else NO_SECRETS
+        self.steps = {path: self._restore(one) for path, one in steps.items()}
+        """With secrets: templates read them."""
         self.changed: dict[str, StepRecord] = {}
         """Records that are not stored yet."""
         self.children: list[tuple[Run, str]] = []
@@ -125,6 +142,36 @@ class ActiveRun:
         changed, quiet = self.changed, self._quiet
         self.changed, self._quiet = {}, set()
         return changed, quiet
+
+    def hide(self, record: StepRecord) -> StepRecord:
+        """The record as it is stored and shown: with references in the place of secrets."""
+        if not self.compiled.workflow.env:
+            return record
+        secrets = self.secrets
+        return replace(
+            record,
+            problem=secrets.mask(record.problem),
+            message=secrets.mask(record.message),
+            detail=secrets.seal(record.detail),
+            output=secrets.seal(record.output),
+        )
+
+    def _restore(self, record: StepRecord) -> StepRecord:
+        if not self.compiled.workflow.env:
+            return record
+        secrets = self.secrets
+        return replace(
+            record, detail=secrets.unseal(record.detail), output=secrets.unseal(record.output)
+        )
+
+    def find_leak(self, step: CompiledStep, arguments: Mapping[str, Any]) -> str:
+        """Returns a variable whose value is in the arguments, although the author of the workflow
+        has not written it there: it came with the output of another step. What the API writes is
+        not the owner's word."""
+        named = {one.path[0] for one in step.config.references if one.root == ENV and one.path}
+        if self.compiled.workflow.author is not Author.OWNER:
+            named = set()
+        return min(self.secrets.find_in(arguments) - named, default="")
 
     def abandon(self, record: StepRecord) -> None:
         """Nothing waits for the task of a step any more."""
@@ -177,8 +224,8 @@ class ActiveRun:
         self.run = replace(
             self.run,
             state=state,
-            problem=clip(problem),
-            output=output,
+            problem=clip(self.secrets.mask(problem)),
+            output=self.secrets.mask(output),
             ended_at=now,
             wake_at=0.0,
         )
@@ -266,8 +313,6 @@ class ActiveRun:
 
     def park(self, path: str, call: RunCall, error: ApprovalPending) -> None:
         """A policy wants a person to approve the call, which is made after that."""
-        detail = {"tool": call.tool, "arguments": dict(call.arguments), "handle": call.handle,
-                  "answers": None if call.answers is None else dict(call.answers)}  # fmt: skip
         record = replace(
             self.steps[path],
             state=WAITING,
@@ -275,15 +320,15 @@ class ActiveRun:
             awaited=build_awaited(APPROVAL, error.id),
             wake_at=error.expires_at,
             message=clip(str(error)),
-            detail={**_keep_task(self.steps[path]), "parked": detail},
+            detail={**_keep_task(self.steps[path]), PARKED: _build_parked(call)},
         )
         self.put(record)
         self.changed[path] = self._bound(record)
 
-    def make_approved(self, path: str) -> None:
-        """Makes the call that was parked; the hub lets it pass once."""
+    def make_parked(self, path: str) -> None:
+        """Makes the call that was parked: the hub lets an approved one pass once."""
         record = self.steps[path]
-        parked = record.detail["parked"]
+        parked = record.detail[PARKED]
         self.prepared[path] = RunCall(
             tool=parked["tool"],
             arguments=parked["arguments"],
@@ -291,15 +336,18 @@ class ActiveRun:
             timeout=self.find_compiled(record).step.timeout_secs,
             answers=parked["answers"],
             handle=parked["handle"],
-            approval=record.approval,
+            approval=parked.get("approval") or record.approval,
             attempt=build_attempt(record),
         )
-        detail = _keep_task(record)
+        detail = {**_keep_task(record), **_keep_troubles(record)}
         self.put(replace(record, state=RUNNING, awaited="", wake_at=0.0, detail=detail))
 
-    def take_error(self, path: str, error: HubError, now: float) -> None:
-        """Records a failed attempt: the step is tried again if it may be, or fails."""
-        record = self.steps[path]
+    def take_error(
+        self, path: str, error: HubError, now: float, call: RunCall | None = None
+    ) -> None:
+        """Records a failed attempt: the step is tried again if it may be, or fails. `call` is the
+        call that was made for it."""
+        record = old = self.steps[path]
         step = self.find_compiled(record).step
         retry, attempt = step.retry, max(record.attempt, 1)
         record = replace(
@@ -310,14 +358,35 @@ class ActiveRun:
             awaited="",
             detail=NOTHING,
         )
+        # Of what a run may start and wait for: if runs waited for room that their own starters
+        # take, none would end.
+        is_limit = call is None and isinstance(error, Overloaded)
         if isinstance(error, RateLimited):  # nothing has left, and it says when it can
-            wake = now + max(error.retry_after, 0.1)
-            self.put(replace(record, state=PENDING, attempt=attempt - 1, wake_at=wake))
+            self._put_back(old, record, now + max(error.retry_after, 0.1), call, NOTHING)
+        elif is_own_trouble(error) and not is_limit:  # until the run times out or is cancelled
+            troubles = old.detail.get(TROUBLES, 0) + 1
+            wake = now + TROUBLE_PAUSES.delay(troubles)
+            self._put_back(old, record, wake, call, {TROUBLES: troubles})
         elif attempt < retry.attempts and may_retry(error, step.repeatable or record.can_repeat):
             pause = min(retry.backoff_secs * 2 ** (attempt - 1), retry.max_backoff_secs)
             self.put(replace(record, state=PENDING, wake_at=now + pause))
         else:
             self.put(replace(record, state=FAILED, ended_at=now, wake_at=0.0))
+
+    def _put_back(
+        self,
+        old: StepRecord,
+        record: StepRecord,
+        wake_at: float,
+        call: RunCall | None,
+        detail: Mapping[str, Any],
+    ) -> None:
+        """Has a step tried again of which nothing has left, which counts as no attempt. A call that
+        carries answers is made again as it is: they were given once."""
+        if call is not None and call.answers is not None:
+            detail = {**detail, **_keep_task(old), PARKED: _build_parked(call)}
+        back = replace(record, state=PENDING, attempt=record.attempt - 1, wake_at=wake_at)
+        self.put(replace(back, detail=detail))
 
     def recover(self, now: float) -> None:
         """Judges the calls that ran when the hub stopped: what is known to work elsewhere is taken
@@ -448,9 +517,42 @@ def clip(text: str) -> str:
     return text[:MAX_TEXT].encode("utf-8", "replace").decode()
 
 
+def add_leak(run: Run, call: RunCall) -> Origins:
+    """The labels of a call: those of the run, and `secret` if its arguments have a value of the
+    environment that another step has returned."""
+    if not call.leaks:
+        return run.labels
+    why = f"$env.{call.leaks} in its arguments"
+    origin = LabelOrigin(build_identity(WORKFLOW, run.workflow), run.origin.trace, why)
+    return {SECRET: origin, **run.labels}
+
+
+def drop_leak(run: Run, call: RunCall, labels: Origins) -> Origins:
+    """The labels that stay with the run: the values of the environment are found in the arguments
+    of each call again."""
+    if not call.leaks or SECRET in run.labels:
+        return labels
+    return {name: origin for name, origin in labels.items() if name != SECRET}
+
+
 def find_run_of_key(key: str) -> str:
     """The id of the run whose step has this key."""
     return key.partition(":")[0]
+
+
+def _build_parked(call: RunCall) -> dict[str, Any]:
+    """What the journal keeps of a call that is made later."""
+    return {
+        "tool": call.tool,
+        "arguments": dict(call.arguments),
+        "handle": call.handle,
+        "answers": None if call.answers is None else dict(call.answers),
+        "approval": call.approval,
+    }
+
+
+def _keep_troubles(record: StepRecord) -> dict[str, Any]:
+    return {TROUBLES: record.detail[TROUBLES]} if TROUBLES in record.detail else {}
 
 
 def _keep_task(record: StepRecord) -> dict[str, Any]:

@@ -5,20 +5,24 @@ A file that cannot be used leaves its workflow as it was; the others are not tou
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import difflib
 import logging
 import os
 import re
 import stat
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import monotonic
+from typing import NamedTuple
 
 from dragoman.core.errors import ConfigError, InvalidInput, NotFound
 from dragoman.core.file_modes import find_exposure, make_private_folder
+from dragoman.core.nearest_names import find_nearest
+from dragoman.core.secret_rules import Author, ReferenceRules
 from dragoman.core.structs import Struct, replace
+from dragoman.workflows.authorship import CheckReference, find_refused, is_marked, set_author
 from dragoman.workflows.loader import InvalidDefinition, load_workflow
 from dragoman.workflows.model import Workflow
 from dragoman.workflows.schema import ID
@@ -31,6 +35,8 @@ FOLDER = "workflows"
 ENDINGS = (".yaml", ".yml")
 TEMPORARY = ".tmp"
 MAX_FILES = 500
+MAX_OWN = 5_000
+"""Versions of the owner's definitions that are known as such."""
 WATCH_SHARE = 0.005
 """Of the time, that the files may be watched."""
 LONGEST_PAUSE = 5.0
@@ -53,9 +59,27 @@ class DefinitionFile(Struct, frozen=True, kw_only=True):
     """The same as text, with the name of the file."""
 
 
+class PreparedDefinition(NamedTuple):
+    """What is about to be written."""
+
+    workflow: Workflow
+    source: str
+    """The text of the file, which says who wrote it."""
+
+
 class WorkflowFolder:
-    def __init__(self, path: Path, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(
+        self,
+        path: Path,
+        clock: Callable[[], float] = monotonic,
+        check: CheckReference | None = None,
+    ) -> None:
+        """`check` decides on the references of definitions that the API wrote; without it, they may
+        use what every home sets aside."""
         self.path = path
+        self._check_reference = check or ReferenceRules((), path.parent).check
+        self._own: dict[str, None] = {}
+        """The digests of the owner's definitions that were loaded, the oldest first."""
         self._clock = clock
         self._next_check = 0.0
         self._is_full = False
@@ -64,6 +88,8 @@ class WorkflowFolder:
         """By file name."""
         self._names: dict[str, str] = {}
         """The file that has the workflow of each name."""
+        self._parsed: dict[str, tuple[FileState, Workflow | InvalidDefinition]] = {}
+        """What changed files contain, parsed before they are loaded."""
         self._observers: list[Callable[[], None]] = []
 
     def observe(self, changed: Callable[[], None]) -> None:
@@ -101,14 +127,23 @@ class WorkflowFolder:
         for entry in self.list_files():
             if name == entry.name:
                 return entry
-        near = difflib.get_close_matches(name, [one.name for one in self._files.values()], n=1)
-        hint = f'; did you mean "{near[0]}"?' if near else ""
+        near = find_nearest(name, (one.name for one in self._files.values()))
+        hint = f'; did you mean "{near}"?' if near else ""
         raise NotFound(f'there is no workflow "{name[:80]}"{hint}')
 
-    def check(self) -> list[str]:
+    def is_own(self, digest: str) -> bool:
+        """Whether a definition of this digest was a file of the owner since the hub started."""
+        return digest in self._own
+
+    def check_references(self, workflow: Workflow, file: str = "") -> None:
+        """Raises `InvalidDefinition` for a secret that the author of the definition may not use."""
+        if problems := list(find_refused(workflow, self._check_reference)):
+            raise InvalidDefinition(problems, file)
+
+    def check(self, found: Mapping[str, FileState] | None = None) -> list[str]:
         """Loads files that are new or have changed, and removes workflows whose file is gone.
-        Returns the names of the files that have changed."""
-        found = self._read_states()
+        Returns the names of the files that have changed. `found` is what the files are now."""
+        found = self._read_states() if found is None else found
         changed = [file for file in self._states if file not in found]
         for file in changed:
             del self._states[file]
@@ -155,7 +190,13 @@ class WorkflowFolder:
         begun = self._clock()
         if begun < self._next_check:
             return
-        changed = self.check()
+        found = self._read_states()
+        waiting = [file for file, state in found.items() if self._states.get(file) != state]
+        for file in waiting:
+            # Not on the event loop: a large definition takes a second.
+            self._parsed[file] = found[file], await asyncio.to_thread(_parse, self.path / file)
+        changed = self.check(None if waiting else found)  # others may have changed meanwhile
+        self._parsed.clear()
         for file in changed:
             self._log(file)
         spent = self._clock() - begun
@@ -178,7 +219,12 @@ class WorkflowFolder:
             exposed = find_exposure(self.path / file)
             if exposed is not None and exposed.reachable:
                 raise InvalidDefinition([Problem(1, str(exposed))], file)
-            workflow = load_file(self.path / file)
+            state, workflow = self._parsed.get(file, (None, None))
+            if workflow is None or state != self._states[file]:
+                workflow = _parse(self.path / file)
+            if isinstance(workflow, InvalidDefinition):
+                raise workflow
+            self.check_references(workflow, file)
             owner = self._names.get(workflow.name, file)
             if owner != file:
                 words = f'there is a workflow "{workflow.name}" already, in {owner}'
@@ -191,21 +237,29 @@ class WorkflowFolder:
             del self._names[before.name]
         self._names[workflow.name] = file
         self._files[file] = DefinitionFile(name=workflow.name, file=file, workflow=workflow)
+        if workflow.author is Author.OWNER:
+            self._own[workflow.digest] = None
+            while len(self._own) > MAX_OWN:
+                del self._own[next(iter(self._own))]
 
     # --- writing ---------------------------------------------------------------------------------
 
-    def write(self, name: str, source: str) -> Workflow:
-        """Creates or replaces the workflow `name`: checks the definition, writes its file
-        atomically and loads it. Raises `InvalidInput` and `ConfigError`."""
+    def write(self, name: str, source: str, author: Author) -> Workflow:
+        """Creates or replaces the workflow `name` for `author`. Raises `InvalidInput` and
+        `ConfigError`."""
+        return self.save(name, prepare_definition(name, source, author))
+
+    def save(self, name: str, prepared: PreparedDefinition) -> Workflow:
+        """Writes the file of the workflow `name` atomically and loads it. Raises `InvalidInput` and
+        `ConfigError`."""
         if not re.fullmatch(ID, name):
             raise InvalidInput(
                 f"invalid workflow name {name[:80]!r}: use up to 64 letters, digits, hyphens and "
                 "underscores"
             )
         self.check()
-        workflow = load_workflow(source, name)
-        if workflow.name != name:
-            raise InvalidInput(f'the definition has the name "{workflow.name}", not "{name}"')
+        workflow, source = prepared
+        self.check_references(workflow)
         taken = next((one.file for one in self._files.values() if one.name == name), None)
         file = taken or f"{name}{ENDINGS[0]}"
         if taken is None and file in self._files:
@@ -214,7 +268,11 @@ class WorkflowFolder:
         if taken is None and len(self._files) >= MAX_FILES:
             raise InvalidInput(f"there are {MAX_FILES} workflows already; delete one first")
         write_file(self.path / file, source)
-        self.check()
+        found = self._read_states()
+        if file in found and Path(file).stem == name:
+            self._parsed[file] = found[file], workflow
+        self.check(found)
+        self._parsed.pop(file, None)
         return self.find(name)
 
     def remove(self, name: str) -> None:
@@ -226,6 +284,26 @@ class WorkflowFolder:
         except OSError as error:
             raise _build_error(self.path, error) from None
         self.check()
+
+
+def prepare_definition(name: str, source: str, author: Author) -> PreparedDefinition:
+    """Loads a definition as it will be in its file, and compares it with the one that was given.
+    Raises `InvalidInput`."""
+    given = load_workflow(source, name, author=author)
+    if given.name != name:
+        raise InvalidInput(f'the definition has the name "{given.name}", not "{name}"')
+    source = set_author(source, author)
+    written = load_workflow(source, name, author=author)
+    if replace(written, source=given.source, digest=given.digest) != given:
+        raise InvalidInput("the definition cannot be written as it is: end it with a line break")
+    return PreparedDefinition(written, source)
+
+
+def _parse(path: Path) -> Workflow | InvalidDefinition:
+    try:
+        return load_file(path)
+    except InvalidDefinition as error:
+        return error
 
 
 def load_file(path: Path) -> Workflow:
@@ -245,7 +323,8 @@ def load_file(path: Path) -> Workflow:
         text = data.decode("utf-8")
     except UnicodeDecodeError:
         raise fail("the file is not UTF-8 text") from None
-    workflow = load_workflow(text, path.stem, path.name)
+    author = Author.API if is_marked(text) else Author.OWNER
+    workflow = load_workflow(text, path.stem, path.name, author)
     if not re.fullmatch(ID, workflow.name):
         words = f'the file name "{workflow.name[:80]}" cannot be the name of a workflow'
         raise fail(f'{words}; add the key "name"')

@@ -6,11 +6,13 @@ suggests the nearest key. A `title` is a noun phrase: "must be a time such as 30
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, Final, NamedTuple
+
+from dragoman.core.nearest_names import find_nearest
 
 Path = tuple[str | int, ...]
 Schema = Mapping[str, Any]
@@ -21,6 +23,10 @@ KEYWORDS: Final = (
 )  # fmt: skip
 """The keywords that schemas of inputs may use. Patterns are not among them: a text from outside
 could make one take forever."""
+
+
+MAX_NEAREST: Final = 20
+"""Violations of one of several options: the options around it look at each of them again."""
 
 
 class Violation(NamedTuple):
@@ -53,15 +59,11 @@ def has_type(value: Any, wanted: str | Sequence[str]) -> bool:
     return any(_HAS_TYPE[one](value) for one in ([wanted] if isinstance(wanted, str) else wanted))
 
 
-MAX_COMPARED: Final = 100
-"""Characters of an unknown name: to compare long ones takes long, and they are like none."""
-
-
 def suggest(name: str, known: Sequence[str]) -> str:
     """Names the nearest known name, or some of them if there is none."""
-    near = difflib.get_close_matches(name[:MAX_COMPARED], known, n=1, cutoff=0.5)
+    near = find_nearest(name, known, cutoff=0.5)
     if near:
-        return f'did you mean "{near[0]}"?'
+        return f'did you mean "{near}"?'
     return f"known: {', '.join(known[:20])}" if known else "there is none"
 
 
@@ -114,7 +116,7 @@ def _check_options(
     """Reports what is wrong with the option whose type the value has, if that says more."""
     nearest: list[Violation] = []
     for option in schema["anyOf"]:
-        found = list(find_violations(value, option, definitions, path))
+        found = list(islice(find_violations(value, option, definitions, path), MAX_NEAREST))
         if not found:
             return
         fits = has_type(value, _follow(option, definitions).get("type", ()))
@@ -193,7 +195,7 @@ def _check_object(
             yield Violation(path, f'{where} has no "{key}"')
     yield from _check_alternatives(value, schema, where, path)
     for rule in schema.get("allOf", ()):
-        if not list(find_violations(value, rule["if"], definitions, path)):
+        if not any(find_violations(value, rule["if"], definitions, path)):
             yield from find_violations(value, rule["then"], definitions, path)
 
 

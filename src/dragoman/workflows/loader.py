@@ -7,13 +7,17 @@ All problems of a definition are found in one pass, each with its line: of the Y
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from hashlib import sha256
+from itertools import islice
 from typing import Any
 
 from dragoman.core.errors import InvalidInput
 from dragoman.core.event_payloads import EVENT_NAMES
 from dragoman.core.schedule_times import parse_timing
+from dragoman.core.secret_rules import Author
+from dragoman.core.structs import replace
 from dragoman.workflows import schema
 from dragoman.workflows.durations import parse_duration
 from dragoman.workflows.inputs import build_input
@@ -38,9 +42,16 @@ from dragoman.workflows.model import (
 )  # fmt: skip
 from dragoman.workflows.step_graph import CheckedGraph, DefinedStep, StepGraph, TemplatedValue
 from dragoman.workflows.templates import CLOSE, EVENT_DATA, OPEN, compile_value, has_template
-from dragoman.workflows.yaml_reader import Path, Problem, YamlDocument, YamlError, read_yaml
+from dragoman.workflows.yaml_reader import (
+    MAX_PROBLEMS,
+    EnoughProblems,
+    Path,
+    Problem,
+    YamlDocument,
+    YamlError,
+    read_yaml,
+)
 
-MAX_SHOWN = 20
 MAX_NESTING = 5
 """Of steps inside steps."""
 
@@ -50,9 +61,9 @@ class InvalidDefinition(InvalidInput):
 
     def __init__(self, problems: Sequence[Problem], file: str = "") -> None:
         self.problems = tuple(problems)
-        shown = [render_problem(one, file) for one in self.problems[:MAX_SHOWN]]
-        if len(self.problems) > MAX_SHOWN:
-            shown.append(f"and {len(self.problems) - MAX_SHOWN} more")
+        shown = [render_problem(one, file) for one in self.problems[:MAX_PROBLEMS]]
+        if len(self.problems) > MAX_PROBLEMS:
+            shown.append("and more")
         super().__init__("; ".join(shown))
 
 
@@ -62,17 +73,20 @@ def render_problem(problem: Problem, file: str = "") -> str:
     return f"{place}: {problem.message}"
 
 
-def load_workflow(source: str, name: str, file: str = "") -> Workflow:
+def load_workflow(
+    source: str, name: str, file: str = "", author: Author = Author.STORED
+) -> Workflow:
     """Loads a definition. `name` is that of a workflow that has none of its own, `file` is for
     messages. Raises `InvalidDefinition`."""
     workflow, problems = _load(source, name)
     if workflow is None:
         raise InvalidDefinition(problems, file)
-    return workflow
+    return replace(workflow, author=author)
 
 
 def check_definition(source: str, name: str) -> list[Problem]:
-    """Lists what is wrong with a definition, by line."""
+    """Lists what is wrong with a definition, by line: the first `MAX_PROBLEMS` problems, and one
+    more if there are others."""
     return _load(source, name)[1]
 
 
@@ -83,12 +97,14 @@ def _load(source: str, name: str) -> tuple[Workflow | None, list[Problem]]:
         return None, [error.problem]
     if document.value is None:
         return None, [Problem(1, 'the definition is empty; a workflow has "steps"')]
-    violations = find_violations(document.value, schema.WORKFLOW, schema.DEFINITIONS)
+    found = find_violations(document.value, schema.WORKFLOW, schema.DEFINITIONS)
+    violations = islice(found, MAX_PROBLEMS + 1)
     problems = [Problem(document.find_line(path), message) for path, message in violations]
     if not problems:
         loader = _DefinitionLoader(source, name, document)
-        if (workflow := loader.load()) is not None:
-            return workflow, []
+        with suppress(EnoughProblems):
+            if (workflow := loader.load()) is not None:
+                return workflow, []
         problems = loader.problems
     return None, sorted(set(problems))
 
@@ -145,6 +161,8 @@ class _DefinitionLoader:
 
     def _report(self, path: Path, message: str) -> None:
         self.problems.append(Problem(self._document.find_line(path), message))
+        if len(self.problems) > MAX_PROBLEMS:
+            raise EnoughProblems
 
     def _compile_all(self, value: Any, path: Path) -> tuple[TemplatedValue, ...]:
         """Parses each text of a value by itself, so that each has its line."""

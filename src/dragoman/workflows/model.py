@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from dragoman.core.call import NOTHING
+from dragoman.core.secret_rules import Author
 from dragoman.core.structs import Struct
 
 INVOKE, DISPATCH, TOOL_CALL = "agent.invoke", "agent.dispatch", "tool.call"
@@ -113,6 +114,8 @@ class Workflow(Struct, frozen=True, kw_only=True):
     concurrency: int = 10
     """How many of its steps run at once in one run."""
     timeout_secs: float | None = None
+    author: Author = Author.STORED
+    """Who wrote the definition, and so which secrets it may refer to."""
     digest: str = ""
     """SHA-256 of the source: runs finish on the version that they began with."""
     source: str = ""

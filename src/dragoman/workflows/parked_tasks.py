@@ -21,7 +21,7 @@ from dragoman.core.runs import (
     build_awaited,
 )
 from dragoman.core.structs import Struct, replace
-from dragoman.workflows.active_run import INTERRUPTED, TAKE_UP, ActiveRun, clip
+from dragoman.workflows.active_run import INTERRUPTED, PARKED, TAKE_UP, ActiveRun, clip
 from dragoman.workflows.run_calls import CallOutcome, RunCall
 
 TASK_DETAIL: Final = "task"
@@ -219,7 +219,7 @@ def build_cancel(record: StepRecord) -> RunCall | None:
 def is_polled(record: StepRecord) -> bool:
     """Whether a waiting step is polled when it is due: its task works, or asks what may be settled
     elsewhere."""
-    is_held = "parked" in record.detail  # until a person approves the call
+    is_held = PARKED in record.detail  # until a person approves the call
     return record.state == WAITING and TASK_DETAIL in record.detail and not is_held
 
 

@@ -14,6 +14,7 @@ from dragoman.core.hub import CallOptions, Hub
 from dragoman.core.local_agents import AGENT, SCHEDULE
 from dragoman.core.principal import Principal
 from dragoman.core.runs import DOOR, KEY_META, Run, RunOrigin, RunPrincipal
+from dragoman.core.secret_values import NO_SECRETS, SecretValues
 from dragoman.core.structs import Struct
 from dragoman.core.taint import NO_ORIGINS, Origins
 from dragoman.core.tool_filter import EVERYTHING
@@ -37,6 +38,9 @@ class RunCall(Struct, frozen=True, kw_only=True):
     """Of `TaskHandling`."""
     attempt: str = ""
     """Names the attempt."""
+    leaks: str = ""
+    """The variable whose value the arguments have although the step does not name it: the call
+    carries the label `secret`."""
     begun: float = 0.0
     until: float = 0.0
     """When a task that it begins has to be done."""
@@ -80,8 +84,16 @@ class RunCalls:
                 return f'"{principal.label}", for whom it runs, is not served any more: {why}'
         return ""
 
-    async def make(self, run: Run, labels: Origins, call: RunCall, updates: Updates) -> CallOutcome:
-        """Calls the tool. Raises `AuthorizationError` for one who is not served any more."""
+    async def make(
+        self,
+        run: Run,
+        labels: Origins,
+        call: RunCall,
+        updates: Updates,
+        secrets: SecretValues = NO_SECRETS,
+    ) -> CallOutcome:
+        """Calls the tool; `secrets` are kept out of the records of the call. Raises
+        `AuthorizationError` for one who is not served any more."""
         if call.action != CANCEL and (why := self.explain_ended(run)):
             raise AuthorizationError(f'"{call.tool}" was refused: {why}')
         origin = run.origin
@@ -103,7 +115,7 @@ class RunCalls:
         )
         chains = self._hub.chains
         verbs = (*origin.chain, build_identity(WORKFLOW, run.workflow))
-        with chains.hold(callers, labels, origin.trace, verbs) as trace:
+        with chains.hold(callers, labels, origin.trace, verbs, secrets) as trace:
             held = chains.find_running(trace)
             assert held is not None
             result, agent = NO_RESULT, ""

@@ -7,6 +7,7 @@ row in the store. Everything that changes a run passes through its driver, one a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import Counter, OrderedDict, deque
@@ -37,7 +38,6 @@ from dragoman.core.runs import (
     ENDED,
     FAILED,
     NEEDS_DECISION,
-    PENDING,
     QUEUED,
     RUNNING,
     STEP_KEY,
@@ -47,15 +47,19 @@ from dragoman.core.runs import (
     RunTaken,
     StepRecord,
 )
+from dragoman.core.secret_rules import Author
 from dragoman.core.structs import Struct, replace
 from dragoman.core.taint import NO_ORIGINS
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.workflows.active_run import (
+    PARKED,
     TAKE_UP,
     ActiveRun,
+    add_leak,
     build_attempt,
     check_size,
     clip,
+    drop_leak,
     find_run_of_key,
 )
 from dragoman.workflows.compiled import CompiledWorkflow
@@ -96,6 +100,9 @@ class Definitions(Protocol):
         """Loads the version of a workflow that a run began with. Raises `InvalidInput`."""
 
 
+FindVariables = Callable[[Workflow], Mapping[str, str]]
+"""Reads the variables that a workflow declares, as far as they are set. Raises `ConfigError` for
+one that its author may not use."""
 Action = Callable[[ActiveRun], None]
 """Changes a run. Raises a `HubError` if that is not possible."""
 Watcher = Callable[[Run, StepRecord | None], None]
@@ -130,7 +137,7 @@ class Runner:
         calls: RunCalls,
         waits: StepWaits,
         agents: StepAgents,
-        find_variables: Callable[[], Mapping[str, str]],
+        find_variables: FindVariables,
         tasks: ParkedTasks,
         canceller: TaskCanceller,
         limits: RunLimits,
@@ -208,7 +215,10 @@ class Runner:
     def compile(self, workflow: Workflow) -> CompiledWorkflow:
         """Parses the templates of a version once."""
         key = workflow.digest
-        if (known := self._compiled.get(key)) is None or not key:
+        known = self._compiled.get(key)
+        # A version of a database is the owner's once it is in a file of the owner.
+        is_raised = known is not None and known.workflow.author is not workflow.author
+        if known is None or not key or (is_raised and workflow.author is Author.OWNER):
             known = self._compiled[key] = CompiledWorkflow(workflow)
             if len(self._compiled) > MAX_COMPILED:
                 self._compiled.popitem(last=False)
@@ -234,8 +244,11 @@ class Runner:
             self._busy < self._limits.advancing or self._is_alone(run) or run.id in self._followed
         )
         if has_room and not self._is_closing:
-            is_known = run.digest in self._compiled
-            self._open_driver(run.id, self._build_active(run, None, {}) if is_known else None)
+            active = None
+            with contextlib.suppress(HubError):  # the driver reports it
+                if run.digest in self._compiled:
+                    active = self._build_active(run, None, {})
+            self._open_driver(run.id, active)
         else:
             self.fill()
 
@@ -440,7 +453,7 @@ class Runner:
             await asyncio.sleep(self._limits.retry_secs)
         except HubError as error:
             self._refuse(driver, error)
-            await self._fail(driver.id, error)
+            await self._fail(driver, error)
         except asyncio.CancelledError:
             self._refuse(driver, ShuttingDown("the hub is stopping"))
             raise
@@ -448,7 +461,7 @@ class Runner:
             log.exception('run "%s" cannot be advanced', driver.id)
             problem = WorkFailed(f'run "{driver.id}" cannot be advanced: {error!r}')
             self._refuse(driver, problem)
-            await self._fail(driver.id, problem)
+            await self._fail(driver, problem)
         finally:
             for task in driver.calls.values():
                 task.cancel()
@@ -492,10 +505,9 @@ class Runner:
         self, run: Run, source: str | None, steps: Mapping[str, StepRecord]
     ) -> ActiveRun:
         compiled = self.compile(self.find_workflow(run, source))
-        declared = compiled.workflow.env
-        variables = self._find_variables() if declared else {}
-        known = {name: variables[name] for name in declared if name in variables}
-        return ActiveRun(run, compiled, steps, known)
+        workflow = compiled.workflow
+        variables = self._find_variables(workflow) if workflow.env else {}
+        return ActiveRun(run, compiled, steps, variables)
 
     def _refuse(self, driver: _Driver, error: HubError) -> None:
         """Tells those who wait for the driver that it has failed. What no caller waits for, such as
@@ -517,8 +529,9 @@ class Runner:
                 done.set_exception(error)
         return len(waiting)
 
-    async def _fail(self, id: str, error: HubError) -> None:
+    async def _fail(self, driver: _Driver, error: HubError) -> None:
         """Ends a run that cannot be advanced: its definition cannot be read any more."""
+        id = driver.id
         try:
             run = await self._store.claim(id)
             if run is None or run.state in ENDED:
@@ -528,6 +541,10 @@ class Runner:
             await self._store.release(id)
         except RunTaken:
             return
+        except StorageFailed as problem:
+            log.error('run "%s" cannot be stored: %s', id, problem)
+            driver.is_retried = True
+            await asyncio.sleep(self._limits.retry_secs)
         else:
             self.count(run, -1)
             self.announce(run)
@@ -572,7 +589,7 @@ class Runner:
             path, call, outcome = driver.outcomes.popleft()
             record = active.steps[path]
             if isinstance(outcome, CallOutcome):  # an error is a text of its target, too
-                active.add_labels(outcome.labels)
+                active.add_labels(drop_leak(active.run, call, outcome.labels))
             else:
                 outcome = CallOutcome(NO_RESULT, NO_ORIGINS, error=outcome)
             if call.action == POLL:
@@ -594,12 +611,10 @@ class Runner:
         if call.action == FIND:
             absence = self._agents.explain_absence(record.agent)
             self._tasks.take_find_error(active, path, error, bool(absence), now)
-        elif isinstance(error, ShuttingDown):  # nothing has left: it begins with the next start
-            active.put(replace(record, state=PENDING, attempt=record.attempt - 1))
         elif isinstance(error, ApprovalPending):
             active.park(path, call, error)
         else:
-            active.take_error(path, error, now)
+            active.take_error(path, error, now, call)
 
     def _judge(self, record: StepRecord, outcome: CallOutcome) -> CallOutcome:
         """An agent that has become unavailable since its task was polled is not removed."""
@@ -655,6 +670,10 @@ class Runner:
 
     def _begin_step(self, active: ActiveRun, ready: ReadyStep, now: float) -> None:
         step, path, old = ready.step.step, ready.path, ready.record
+        if old is not None and PARKED in old.detail:
+            active.put(replace(old, attempt=old.attempt + 1))
+            active.make_parked(path)
+            return
         is_lost = old is not None and TAKE_UP in old.detail
         record = StepRecord(
             path=path,
@@ -688,6 +707,7 @@ class Runner:
         active.prepared[path] = RunCall(
             tool=call.tool,
             arguments=call.arguments,
+            leaks=active.find_leak(ready.step, call.arguments),
             key=record.key,
             timeout=step.timeout_secs,
             approval=attempt,
@@ -702,7 +722,8 @@ class Runner:
         happened must not happen again."""
         children = active.children
         if active.changed or children or active.run.state != active.stored_state or driver.applied:
-            (changed, quiet), active.children = active.take_changes(), []
+            (records, quiet), active.children = active.take_changes(), []
+            changed = {path: active.hide(one) for path, one in records.items()}
             is_synced = any(not changed[path].can_repeat for path in self._list_sent(active))
             while True:
                 try:
@@ -801,7 +822,10 @@ class Runner:
         try:
             await self._take_turn()
             run, report = active.run, partial(self._report, driver, active, path, call)
-            outcome: CallOutcome | HubError = await self._calls.make(run, run.labels, call, report)
+            labels = add_leak(run, call)
+            outcome: CallOutcome | HubError = await self._calls.make(
+                run, labels, call, report, active.secrets
+            )
         except HubError as error:
             outcome = error.with_traceback(None)
         except Exception as error:
@@ -825,7 +849,7 @@ class Runner:
             driver.inbox.append((partial(self._note_name, path, call, update), None))
             driver.woken.set()
         elif isinstance(update, Progress) and update.message and not _is_over(record):
-            message = clip(update.message)
+            message = clip(active.secrets.mask(update.message))
             if message != record.message:
                 record = replace(record, message=message)
                 active.steps[path] = record

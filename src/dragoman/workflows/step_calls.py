@@ -117,7 +117,12 @@ def may_retry(error: HubError, repeatable: bool) -> bool:
         return True
     if isinstance(error, TargetFailed):
         return repeatable
-    return isinstance(error, _TRANSIENT)
+    return isinstance(error, _TRANSIENT) and (repeatable or not _may_have_acted(error))
+
+
+def _may_have_acted(error: HubError) -> bool:
+    """Whether the target has failed at a store of the hub, perhaps after a part of its work."""
+    return isinstance(error, StorageFailed) and error.has_left
 
 
 def output_from_result(result: Result) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from dragoman.workflows.templates import (
     TRIGGER,
     Reference,
 )  # fmt: skip
-from dragoman.workflows.yaml_reader import Path
+from dragoman.workflows.yaml_reader import MAX_PROBLEMS, EnoughProblems, Path
 
 AGENT_FIELD = "agentCardId"
 """The only member of an agent reference."""
@@ -91,6 +91,12 @@ class StepGraph:
         return self._levels.get(within, [])
 
     def check(self) -> CheckedGraph:
+        try:
+            return self._check()
+        except EnoughProblems:
+            return CheckedGraph({}, (), self._problems)
+
+    def _check(self) -> CheckedGraph:
         self._check_ids()
         if self._problems:
             return CheckedGraph({}, (), self._problems)
@@ -111,6 +117,8 @@ class StepGraph:
 
     def _report(self, path: Path, message: str) -> None:
         self._problems.append(GraphProblem(path, message))
+        if len(self._problems) > MAX_PROBLEMS:
+            raise EnoughProblems
 
     def _check_ids(self) -> None:
         for one in self._all:
@@ -122,19 +130,22 @@ class StepGraph:
 
     def _check_depends_on(self, one: DefinedStep) -> Iterator[str]:
         path = (*one.path, "dependsOn")
-        beside = [other.id for other in self._levels[one.within] if other.id != one.id]
         for name in one.depends_on:
-            if name in beside:
-                yield name
-            elif name == one.id:
+            other = self._steps.get(name)
+            if other is one:
                 self._report(path, f'the step "{one.id}" depends on itself')
-            elif (other := self._steps.get(name)) is not None:
+            elif other is not None and other.within == one.within:
+                yield name
+            elif other is not None:
                 place = f'inside "{other.within}"' if other.within else "at the top"
                 words = f'step "{name}" is {place}; a step depends on steps beside it'
                 self._report(path, f'the step "{one.id}" cannot depend on it: {words}')
             else:
                 words = f'the step "{one.id}" depends on the unknown step "{name[:80]}"'
-                self._report(path, f"{words}; {suggest(name, beside)}")
+                self._report(path, f"{words}; {suggest(name, self._list_beside(one))}")
+
+    def _list_beside(self, one: DefinedStep) -> list[str]:
+        return [other.id for other in self._levels[one.within] if other is not one]
 
     # --- what templates read ---------------------------------------------------------------------
 
@@ -248,18 +259,18 @@ class StepGraph:
         read: Mapping[str, list[tuple[Path, str]]],
     ) -> None:
         path = (*one.path, "onError")
-        beside = [other.id for other in self._levels[one.within] if other.id != one.id]
         other = self._steps.get(one.compensate_by)
-        if other is None or other.id not in beside:
+        if other is None or other is one or other.within != one.within:
             words = f'the compensating step "{one.compensate_by[:80]}" is not beside it'
-            hint = suggest(one.compensate_by, beside)
+            hint = suggest(one.compensate_by, self._list_beside(one))
             self._report(path, f'step "{one.id}": {words}; {hint}')
             return
         if other.depends_on or other.compensate_by:
             key = "dependsOn" if other.depends_on else "onError: compensate"
             self._report(other.path, f'the step "{other.id}" compensates "{one.id}": no {key}')
-        before = self._find_upstream(one.id, needs)
-        for at, name in read.get(other.id, ()):
+        outputs = read.get(other.id, ())
+        before = self._find_upstream(one.id, needs) if outputs else set()
+        for at, name in outputs:
             if name not in before:
                 words = f'step "{name}" does not come before "{one.id}", which "{other.id}" undoes'
                 self._report(at, f'the output of "{name}" cannot be read here: {words}')
@@ -277,17 +288,26 @@ class StepGraph:
 
     def _check_cycles(self, needs: Mapping[str, Mapping[str, None]]) -> None:
         """Reports the first cycle: removes what depends on nothing, until a cycle is left."""
-        left = {id: set(found) for id, found in needs.items()}
-        while ready := [id for id, found in left.items() if not found & left.keys()]:
-            for id in ready:
-                del left[id]
+        left = {id: len(found) for id, found in needs.items()}
+        followers: dict[str, list[str]] = {}
+        for id, found in needs.items():
+            for name in found:
+                followers.setdefault(name, []).append(id)
+        ready = [id for id, count in left.items() if not count]
+        while ready:
+            del left[id := ready.pop()]
+            for follower in followers.get(id, ()):
+                left[follower] -= 1
+                if not left[follower]:
+                    ready.append(follower)
         if not left:
             return
-        seen: list[str] = []
+        seen: dict[str, None] = {}
         at = next(iter(left))
         while at not in seen:
-            seen.append(at)
+            seen[at] = None
             at = next(name for name in needs[at] if name in left)
-        cycle = [*seen[seen.index(at) :], at]
+        path = list(seen)
+        cycle = [*path[path.index(at) :], at]
         words = " -> ".join(f'"{id}"' for id in reversed(cycle))
         self._report(self._steps[at].path, f"the steps depend on each other in a cycle: {words}")

@@ -30,7 +30,7 @@ from dragoman.core.runs import (
 )
 from dragoman.core.structs import replace
 from dragoman.workflows import model
-from dragoman.workflows.active_run import ActiveRun, build_id, clip
+from dragoman.workflows.active_run import PARKED, ActiveRun, build_id, clip
 from dragoman.workflows.durations import parse_duration
 
 APPROVAL_SECONDS: Final = 7 * 86_400.0
@@ -134,7 +134,7 @@ class StepWaits:
         now: float,
         limit: float,
     ) -> None:
-        run, path = active.run, record.path
+        run, path, config = active.run, record.path, active.secrets.mask(config)
         expires = config.get("expires")
         seconds = parse_duration(expires) if expires is not None else APPROVAL_SECONDS
         until = min(now + seconds, limit) if limit else now + seconds
@@ -170,8 +170,8 @@ class StepWaits:
             self._end_approval(active, path, approval, now)
 
     def _end_approval(self, active: ActiveRun, path: str, approval: Approval, now: float) -> None:
-        if approval.state == APPROVED and "parked" in active.steps[path].detail:
-            active.make_approved(path)
+        if approval.state == APPROVED and PARKED in active.steps[path].detail:
+            active.make_parked(path)
             return
         if approval.state == APPROVED:
             output = {"approved": True, "by": approval.decided_by, "comment": approval.comment}
@@ -189,7 +189,7 @@ class StepWaits:
         run, origin = active.run, active.run.origin
         if origin.depth + 1 >= self._max_depth:
             raise TooDeep(f"runs would be {origin.depth + 2} deep, and {self._max_depth} may be")
-        inputs = config.get("inputs") or {}
+        inputs = active.secrets.mask(config.get("inputs") or {})
         if not isinstance(inputs, Mapping):
             raise InvalidInput('"inputs" must be an object')
         above = replace(

@@ -17,9 +17,11 @@ from hashlib import sha256
 from typing import Any, NamedTuple
 
 from dragoman.core.errors import ConfigError, InvalidInput
+from dragoman.core.secret_rules import SecretUse
 from dragoman.core.taint import EXTERNAL_NETWORK
 from dragoman.core.triggers import MAX_BODY, Delivery, TriggerStore
 from dragoman.wire.json import Malformed, decode
+from dragoman.workflows.authorship import build_use
 from dragoman.workflows.model import WEBHOOK, Trigger, Workflow
 from dragoman.workflows.templates import EVENT_DATA, compile_value
 from dragoman.workflows.triggers import (
@@ -43,8 +45,8 @@ ENCODED_SECRET = "whsec_"
 """Begins a secret in base64, as the specification has it."""
 NOTHING_STARTED = Delivery("", False)
 
-ResolveSecret = Callable[[str, str], Awaitable[str]]
-"""Reads the secret of a reference for an owner. Raises `ConfigError`."""
+ResolveSecret = Callable[[str, SecretUse], Awaitable[str]]
+"""Reads the secret of a reference. Raises `ConfigError`."""
 
 
 class _Signed(NamedTuple):
@@ -79,10 +81,11 @@ class WorkflowWebhooks:
         self, name: str, headers: Mapping[bytes, bytes], body: bytes
     ) -> Delivery | None:
         signed = _read_signature(headers, body, self._clock())
+        if signed is None:
+            return None  # before any secret is read: anyone can send this
         workflow = self._workflows.get(name)
-        triggers = workflow.triggers if workflow is not None else ()
-        trigger = await self._find_signer(name, triggers, signed)
-        if workflow is None or trigger is None or signed is None:
+        trigger = await self._find_signer(workflow, signed)
+        if workflow is None or trigger is None:
             return None
         if headers.get(b"x-github-event") == b"ping":
             return NOTHING_STARTED
@@ -96,25 +99,25 @@ class WorkflowWebhooks:
         self._store.add_delivery(started.id, self._clock())
         return Delivery(started.id, started.is_new)
 
-    async def _find_signer(
-        self, name: str, triggers: tuple[Trigger, ...], signed: _Signed | None
-    ) -> Trigger | None:
+    async def _find_signer(self, workflow: Workflow | None, signed: _Signed) -> Trigger | None:
         """Finds the trigger whose secret has signed the request. Takes the same steps if there is
         none, so that the time of the answer does not say which names exist."""
         found = None
+        triggers = workflow.triggers if workflow is not None else ()
         hooks = [one for one in triggers if one.kind == WEBHOOK]
         for trigger in hooks:
+            assert workflow is not None
             try:
-                secret = await self._resolve(trigger.secret, f'workflow "{name}"')
+                secret = await self._resolve(trigger.secret, build_use(workflow))
             except ConfigError as error:
                 if trigger.secret not in self._unreadable:  # once: anyone can send requests
                     self._unreadable.add(trigger.secret)
                     log.error("a webhook cannot be verified: %s", error)
                 continue
             self._unreadable.discard(trigger.secret)
-            if signed is not None and _is_signed_by(signed, _decode_secret(secret)):
+            if _is_signed_by(signed, _decode_secret(secret)):
                 found = found or trigger
-        if not hooks and signed is not None:
+        if not hooks:
             _is_signed_by(signed, self._no_secret)
         return found
 
@@ -136,7 +139,10 @@ def _read_signature(headers: Mapping[bytes, bytes], body: bytes, now: float) -> 
     if abs(int(at) - now) > WINDOW_SECONDS:
         return None
     encoded = [one[3:] for one in written.split(b" ")[:MAX_SIGNATURES] if one.startswith(b"v1,")]
-    signatures = [found for one in encoded if (found := _decode_base64(one)) is not None]
+    decoded = [_decode_base64(one) for one in encoded]
+    signatures = [one for one in decoded if one and len(one) == sha256().digest_size]
+    if not signatures:
+        return None
     key = f"webhook {id.decode('latin-1')}"
     return _Signed(b".".join([id, at, body]), tuple(signatures), key)
 
@@ -156,9 +162,10 @@ def _decode_secret(secret: str) -> bytes:
 
 def _decode_hex(written: bytes) -> bytes | None:
     try:
-        return bytes.fromhex(written.decode("ascii").removeprefix("sha256=")) or None
+        decoded = bytes.fromhex(written.decode("ascii").removeprefix("sha256="))
     except ValueError:
         return None
+    return decoded if len(decoded) == sha256().digest_size else None
 
 
 def _decode_base64(written: bytes) -> bytes | None:

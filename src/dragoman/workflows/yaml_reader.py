@@ -17,6 +17,9 @@ from yaml import events
 MAX_BYTES = 1024 * 1024
 MAX_DEPTH = 40
 MAX_VALUES = 20_000
+MAX_PROBLEMS = 20
+"""Problems after which a definition is not looked at any further: a text from outside could have
+one in each value, and to describe one takes a hundred times longer than to find none."""
 Path = tuple[str | int, ...]
 """Keys and indexes from the top to a value."""
 
@@ -26,6 +29,10 @@ class Problem(NamedTuple):
 
     line: int
     message: str
+
+
+class EnoughProblems(Exception):
+    """More than `MAX_PROBLEMS` were found; the rest of the definition is not checked."""
 
 
 class YamlError(Exception):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 
 from dragoman.a2a.remote.health_watch import HealthWatch
 from dragoman.a2a.remote.registration import AgentRegistration
 from dragoman.a2a.remote.remote_agent import RemoteAgent
 from dragoman.core.errors import NotFound
+from dragoman.core.nearest_names import find_nearest
 from dragoman.core.ports import Viewer
 
 
@@ -65,8 +65,8 @@ class RegisteredAgents:
             if key in (member.registration.id, member.registration.slug, member.name):
                 return member
         names = [one.name for one in self._by_slug.values()]
-        near = difflib.get_close_matches(key, names, n=1)
-        hint = f'; did you mean "{near[0]}"?' if near else ""
+        near = find_nearest(key, names)
+        hint = f'; did you mean "{near}"?' if near else ""
         raise NotFound(f'there is no registered agent "{key[:100]}"{hint}')
 
     def find_pin_mode(self, name: str) -> str | None:

@@ -93,7 +93,8 @@ def encode_registration(row: AgentRegistration) -> dict[str, Any]:
 def decode_registration(kept: Mapping[str, Any]) -> AgentRegistration:
     """Raises `InvalidInput` for a registration that another version stored in another form."""
     try:
-        known = set(ExternalAgent.__struct_fields__)
+        # The API cannot set oauth, whose references only config.toml may contain.
+        known = {*ExternalAgent.__struct_fields__} - {"oauth"}
         values = {key: value for key, value in kept["entry"].items() if key in known}
         if "wire" in values:
             values["wire"] = RENAMED_WIRES.get(values["wire"], values["wire"])

@@ -19,7 +19,7 @@ from dragoman.a2a.client.dialect_probe import check_supported
 from dragoman.a2a.config import WIRE_SKILL_ONLY, ExternalAgent
 from dragoman.a2a.protocol.errors import A2aError
 from dragoman.a2a.protocol.skill_tools import slug_from_name
-from dragoman.a2a.remote.credentials import ReferenceRules
+from dragoman.a2a.remote.credentials import list_references
 from dragoman.a2a.remote.health_watch import UNKNOWN, HealthWatch, ReviewCard
 from dragoman.a2a.remote.registered_agents import RegisteredAgent, RegisteredAgents
 from dragoman.a2a.remote.registration import (
@@ -47,6 +47,7 @@ from dragoman.core.errors import (
     StorageFailed,
 )
 from dragoman.core.events import REMOVED, AgentChanged
+from dragoman.core.secret_rules import Author, ReferenceRules, SecretUse
 from dragoman.core.structs import replace
 from dragoman.core.urls import render_origin
 from dragoman.wire.json import encode
@@ -219,8 +220,9 @@ class Registry:
         for another origin: the right to register agents must not allow sending a credential to
         another host."""
         origin = _render_full_origin(entry.url)
-        for reference in self._references.find_in(entry):
-            self._references.check(reference)
+        use = SecretUse(Author.API, f'agent "{entry.name}"')
+        for reference in list_references(entry, self._references):
+            self._references.check(reference, use)
             bound = self._store.list_bound_origins(reference)
             if bound and origin not in bound:
                 raise InvalidInput(
@@ -230,7 +232,7 @@ class Registry:
                 )
 
     def _bind(self, entry: ExternalAgent) -> None:
-        for reference in self._references.find_in(entry):
+        for reference in list_references(entry, self._references):
             self._store.bind_credential(reference, _render_full_origin(entry.url))
 
     # --- names ------------------------------------------------------------------------------------

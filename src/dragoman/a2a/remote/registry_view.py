@@ -21,7 +21,7 @@ from dragoman.core.tool import TargetFacts, TargetTraits, Tool
 from dragoman.core.urls import render_origin
 from dragoman.wire.json import Malformed, decode
 
-MAX_DIFF_LINES = 5_000
+MAX_DIFF_LINES = 2_000
 """Of a card; comparing longer ones takes too much time."""
 
 IsAllowed = Callable[[Tool], bool]

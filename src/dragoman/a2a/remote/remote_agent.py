@@ -10,6 +10,7 @@ import asyncio
 import re
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,6 +61,7 @@ from dragoman.core.call import FOLLOW, Call, Result
 from dragoman.core.catalog import Catalog
 from dragoman.core.conversations import (
     CONTEXT,
+    ContextStore,
     Conversation,
     ConversationLimits,
     Conversations,
@@ -140,11 +142,13 @@ class RemoteAgent:
         org: str = "default",
         timeout: float | None = None,
         conversations: ConversationLimits | None = None,
+        store: ContextStore | None = None,
         clients: HolderClients | None = None,
     ) -> None:
         """`headers` have the entry's names and placeholders or values; `signatures` is the default
         policy; `place` is the folder of its key files; `timeout` overrides the entry's for skills;
-        `clients` send the credentials of logins, for an agent without others."""
+        `store` keeps its conversations beyond a restart; `clients` send the credentials of logins,
+        for an agent without others."""
         self.entry = entry
         self.name = entry.name
         self.slug = slug_from_name(entry.name)
@@ -189,8 +193,9 @@ class RemoteAgent:
         self._validate = compile_schema(SCHEMA)
         self._prefix = prefix
         self._limits = conversations
+        self._store = store
         self._shared = _HolderState(
-            AgentTasks(self.name, self.client), Conversations(self.name, conversations)
+            AgentTasks(self.name, self.client), self._build_conversations("")
         )
         self._holders: dict[str, _HolderState] = {}
         """Of users with credentials of their own."""
@@ -286,11 +291,16 @@ class RemoteAgent:
                     f'agent "{self.name}" is used by {MAX_HOLDERS} users, which is the limit'
                 )
             client = self.client.share(self.clients.get_client(holder))
-            conversations = Conversations(self.name, self._limits)
             state = self._holders[holder] = _HolderState(
-                AgentTasks(self.name, client), conversations
+                AgentTasks(self.name, client), self._build_conversations(holder)
             )
         return state
+
+    def _build_conversations(self, holder: str) -> Conversations:
+        """Another agent under the same name, and another login, do not know the contexts."""
+        peer = sha256(f"{self.entry.url}\0{holder}".encode()).hexdigest()[:16]
+        scope = f"{self.name} {peer}"
+        return Conversations(self.name, self._limits, store=self._store, scope=scope)
 
     # --- calls ------------------------------------------------------------------------------------
 
@@ -332,7 +342,7 @@ class RemoteAgent:
                     task_id, conversation = decode_handle(call)
                     task = await self._ask_about(follower, task_id, conversation.context)
             elif call.handle is None:
-                conversation, arguments = self._find_conversation(call, state.conversations)
+                conversation, arguments = await self._find_conversation(call, state.conversations)
                 parts = self._build_parts(call, arguments)
                 follower = TaskFollower(state.tasks, probed, call, seconds)
                 task = await follower.send(parts, conversation.context)
@@ -433,7 +443,7 @@ class RemoteAgent:
             f"`dragoman a2a task {where} {task}`"
         )
 
-    def _find_conversation(
+    async def _find_conversation(
         self, call: Call, conversations: Conversations
     ) -> tuple[Conversation, Mapping[str, Any]]:
         """Returns the conversation that the call continues, and its arguments without the id."""
@@ -444,6 +454,8 @@ class RemoteAgent:
         if not asked and CONTEXT in arguments and self._names_conversation(call):
             asked = str(arguments[CONTEXT])
             arguments = {name: arguments[name] for name in arguments if name != CONTEXT}
+        if id := conversations.find_unloaded(call, asked):
+            await conversations.load(call, id)
         return conversations.find(call, asked), arguments
 
     def _names_conversation(self, call: Call) -> bool:

@@ -10,7 +10,7 @@ import asyncio
 import base64
 import binascii
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from dragoman.a2a.config import HUB
@@ -27,14 +27,16 @@ from dragoman.a2a.server.send_message import MessageSender, Sent
 from dragoman.a2a.server.task import STATES, A2aTask, A2aTaskRegistry, render_task
 from dragoman.a2a.server.task_access import TaskAccess
 from dragoman.a2a.server.task_stream import TaskStream
-from dragoman.core.access import WhyEnded
+from dragoman.core.access import WhyEnded, require_scope
 from dragoman.core.call import NOTHING
 from dragoman.core.cluster import OwnedElsewhere, take_prepayment
 from dragoman.core.errors import StorageFailed
 from dragoman.core.hub import Hub
 from dragoman.core.principal import Principal
 from dragoman.core.rate_limiter import REQUEST
+from dragoman.core.scopes import CALL
 from dragoman.core.structs import replace
+from dragoman.core.task_registry import TAKEN_OVER
 from dragoman.core.tasks import WAITS, is_settled
 
 DIRECT_SECONDS = 0.02
@@ -93,6 +95,10 @@ class A2aServer:
         await self._sender.take_over(hub)
         self._push.load()
 
+    def find_left(self, hubs: Sequence[str]) -> set[str]:
+        """Finds those of the hubs, which have ended, that still own tasks."""
+        return self.tasks.find_left(hubs)
+
     def abandon(self, hub: str) -> None:
         """Other hubs own all tasks of this one, which has another id from now on."""
         self.close()
@@ -117,6 +123,8 @@ class A2aServer:
         returns, so that a quick one has ended before the response is awaited."""
         if "tenant" in request:
             ctx = self._resolve_tenant(ctx, request["tenant"])
+        if op != operations.CARD:  # messages, tasks and their webhooks
+            require_scope(ctx.principal, CALL, op)
         if op == operations.SEND:
             return self._answer_message(request, self._sender.send(ctx, request, False))
         if op not in FREE and not take_prepayment():
@@ -177,6 +185,7 @@ class A2aServer:
                 await waiter
             finally:
                 task.waiters.remove(waiter)
+        _refuse_if_abandoned(task)
         if message := self._take_direct_reply(task):
             chosen = {operations.TASK_ID: task.id} if operations.TASK_ID in request else {}
             return {"message": message, **chosen}
@@ -204,6 +213,7 @@ class A2aServer:
 
     async def stream(self, ctx: RequestContext, request: Mapping[str, Any]) -> TaskStream:
         ctx = self._resolve_tenant(ctx, request.get("tenant", ""))
+        require_scope(ctx.principal, CALL, operations.STREAM)
         self._check_streams(ctx)
         sent = self._sender.send(ctx, request, True)
         task, mark = sent if isinstance(sent, tuple) else await sent
@@ -211,6 +221,7 @@ class A2aServer:
         await task.until(
             lambda task: is_settled(task) or len(record.entries) > mark + 1, DIRECT_SECONDS
         )
+        _refuse_if_abandoned(task)
         if message := self._take_direct_reply(task):
             return self._track(ctx, TaskStream(None, 0, {"message": message}, 0.0))
         self._store_begun()  # what cannot be stored is an error, and no stream that breaks off
@@ -350,6 +361,12 @@ class A2aServer:
 
 
 # --- pages of tasks ---------------------------------------------------------------------------
+
+
+def _refuse_if_abandoned(task: A2aTask) -> None:
+    """Raises the error of a task that other hubs own: its state here says nothing."""
+    if task.registry is None and task.error is not None and str(task.error) == TAKEN_OVER:
+        raise task.error
 
 
 def matches_filter(task: A2aTask, request: Mapping[str, Any]) -> bool:

@@ -45,6 +45,7 @@ from dragoman.core.principal import Principal
 from dragoman.core.tasks import SUBMITTED, WAITS, WORKING, Task
 from dragoman.core.tool import Tool
 from dragoman.core.tool_filter import EVERYTHING
+from dragoman.core.tool_identity import KEY_META
 from dragoman.core.trace import TraceContext, new_trace
 
 FEATURES: Mapping[str, Any] = {"elicitation": {"form": {}, "url": {}}}
@@ -194,6 +195,7 @@ class MessageSender:
         self, ctx: RequestContext, request: Mapping[str, Any], streamed: bool, state: str
     ) -> A2aTask:
         """A task in `state`, or in INPUT_REQUIRED if the message does not say what it is for."""
+        self._hub.cluster.check_lease()
         message, router, principal = request["message"], self._router, ctx.principal
         there = router.route(ctx.agent, request, principal)
         routing.check_agent_requirements(there.facts, ctx.extensions, streamed)
@@ -445,6 +447,7 @@ class MessageSender:
             door="a2a",
             view=EVERYTHING,
             trace_context=record.trace_context,
+            meta=_build_meta(header.sends) if header.sends else None,
             message=origin,
             updates=updates,
             wanted_updates=WANTED,
@@ -476,6 +479,11 @@ class MessageSender:
 
 _NOT_STARTED = (errors.NotFound, errors.Refused, errors.AmbiguousName, errors.StorageFailed)
 """Errors of a call that has not reached its target."""
+
+
+def _build_meta(sends: dict[str, str]) -> Mapping[str, Any]:
+    """Passes the idempotency key of the last message on that had one."""
+    return {KEY_META: next(reversed(sends)).partition("\n")[2]}
 
 
 def _name_skill(request: Mapping[str, Any], skill: str) -> dict[str, Any]:

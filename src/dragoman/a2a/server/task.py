@@ -309,6 +309,9 @@ class A2aTaskRecord(TaskRecord):
         self.header.handle = asked is not None and bool(asked.handle) and not self.continues
         return state
 
+    def is_promised(self, task: Task[Any]) -> bool:
+        return self.shown or bool(self.header.sends)
+
     def can_follow(self, asked: Result) -> bool:
         return not self.continues
 

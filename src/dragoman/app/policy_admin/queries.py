@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import Any
 
 from dragoman.core.catalog import Catalog
 from dragoman.core.errors import HubError, NotFound
+from dragoman.core.nearest_names import find_nearest
 from dragoman.core.principal import Principal
 from dragoman.core.tool import PROMPT, TOOL, Nowhere, Tool
 from dragoman.core.tool_filter import EVERYTHING, View
@@ -108,8 +108,8 @@ def find_principal(
     one = next((each for each in principals if name in _list_names(each)), None)
     one = one or find_user(name)
     if one is None and roles is None:
-        near = difflib.get_close_matches(name, [each.label for each in principals], n=1)
-        hint = f'did you mean "{near[0]}"?' if near else "see: dragoman keys list"
+        near = find_nearest(name, (each.label for each in principals))
+        hint = f'did you mean "{near}"?' if near else "see: dragoman keys list"
         raise NotFound(f'unknown principal "{name[:200]}"; {hint}')
     if one is None:
         kind, colon, id = name.partition(":")
@@ -139,8 +139,8 @@ def find_tool(name: str, find_any: FindTool, catalogs: Mapping[str, Catalog]) ->
     error = next((one for one in errors if not isinstance(one, NotFound)), None)
     if error is not None:
         raise type(error)(str(error))
-    near = difflib.get_close_matches(name, [tool.name for tool in catalogs[TOOL].list_tools()], n=1)
-    hint = f'; did you mean "{near[0]}"?' if near else ""
+    near = find_nearest(name, (tool.name for tool in catalogs[TOOL].list_tools()))
+    hint = f'; did you mean "{near}"?' if near else ""
     raise NotFound(f'unknown tool "{name[:200]}"{hint}')
 
 
@@ -211,6 +211,11 @@ _ACTIONS = {
     "task_cancel": "end tasks of {}",
     "approve": "approve calls of {}",
     "admin": "administer the hub",
+    "registry": "administer the hub's servers and agents",
+    "policies": "administer the hub's policies",
+    "workflows": "administer the hub's workflows",
+    "pins": "administer the hub's pins",
+    "users": "administer the hub's keys and users",
 }
 
 

@@ -352,7 +352,7 @@ def _is_private(url: str) -> bool:
     return address.is_private and not address.is_link_local
 
 
-_REFERRING = re.compile(r"(?:[A-Za-z]{1,12} )?\$\{(?:env|file|keyring|exec):[^}]+\}")
+_REFERRING = re.compile(r"(?:[A-Za-z]{1,12} )?\$\{(?:env|file|keyring|exec):(?:(?!\$\{)[^}])+\}")
 """A header whose value is a reference to a secret, perhaps behind a word such as Bearer."""
 
 

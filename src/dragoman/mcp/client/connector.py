@@ -18,6 +18,7 @@ from secrets import token_hex
 from dragoman.core.errors import BadReply, HubError, TargetFailed, Unreachable, WorkFailed
 from dragoman.core.package_runners import explain_unpinned, find_unpinned_package
 from dragoman.core.secret_references import SecretResolver, needs_resolver
+from dragoman.core.secret_rules import Author, SecretUse
 from dragoman.mcp.client.connection import HttpWireType
 from dragoman.mcp.client.jsonrpc_channel import Wire
 from dragoman.mcp.client.legacy_sse import SseWire
@@ -37,9 +38,11 @@ from dragoman.processes.sandbox import (
     SandboxFolders,
     SandboxSpec,
     build_sandbox_command,
+    describe_hub_paths,
     describe_loose_files,
 )
 from dragoman.wire.http import HttpClient
+from dragoman.wire.masked_replies import MaskingClient, list_secret_words
 from dragoman.wire.secret_headers import SecretHeadersClient, build_placeholder
 
 log = logging.getLogger(__name__)
@@ -142,9 +145,9 @@ class Connector:
         references = upstream.entry.env_references
         if not references:
             return self.lookup
-        owner = f'server "{upstream.name}"'
+        use = _build_use(upstream)
         found = {
-            name: await self._secrets.resolve(reference, owner)
+            name: await self._secrets.resolve(reference, use)
             for name, reference in references.items()
         }
         return {**self.lookup, **found}
@@ -195,7 +198,12 @@ class Connector:
             entry.has_user_home,
             tuple(entry.sandbox_paths),
         )
-        upstream.sandbox_remarks = describe_loose_files(spec, command, env, entry.env_names)
+        upstream.sandbox_remarks = [
+            *describe_hub_paths(spec, command, env, entry.env_names, cwd),
+            *describe_loose_files(spec, command, env, entry.env_names),
+        ]
+        for remark in upstream.sandbox_remarks:
+            self._warn_once(upstream.name, remark)
         return Confined(
             build_sandbox_command(
                 bubblewrap, spec, command, env, entry.env_names, cwd, entry.limits
@@ -235,17 +243,21 @@ class Connector:
         self, upstream: Upstream, transport: SseTransport, http: HttpClient
     ) -> tuple[dict[str, str], HttpClient]:
         """Returns the headers, and the client that puts secrets into them which may change."""
-        secrets, owner = self._secrets, f'server "{upstream.name}"'
-        headers, templates = {}, {}
+        secrets, use = self._secrets, _build_use(upstream)
+        headers, templates, fixed = {}, {}, list[str]()
         for name, value in parse_headers(transport.headers):
-            filled = await secrets.expand(value, owner)  # reports what is missing now
+            filled = await secrets.expand(value, use)  # reports what is missing now
             if needs_resolver(value):
                 filled = build_placeholder()
                 templates[filled] = value
+            elif "${" in value:
+                fixed += list_secret_words(filled, value)
             headers[name.lower()] = filled
+        if fixed:
+            http = MaskingClient(http, fixed)
         if not templates:
             return headers, http
-        expand = partial(secrets.expand_to_send, owner=owner)
+        expand = partial(secrets.expand_to_send, use=use)
         return headers, SecretHeadersClient(http, templates, expand, secrets.forget_embedded)
 
     async def _open(
@@ -278,3 +290,7 @@ def build_not_modern(server: str) -> BadReply:
     return BadReply(
         f'server "{server}" does not speak 2026-07-28; set its era to "auto" or "legacy"'
     )
+
+
+def _build_use(upstream: Upstream) -> SecretUse:
+    return SecretUse(Author(upstream.entry.added_by), f'server "{upstream.name}"')

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -213,9 +212,6 @@ class UpstreamManager:
         if upstream is None:  # disabled
             return "" if any(entry.name == name for entry in self._entries) else None
         return upstream.stderr.read_text()
-
-    def find_nearest(self, name: str) -> str | None:
-        return next(iter(difflib.get_close_matches(name, self._running, n=1)), None)
 
     def snapshot(self) -> dict[str, Any]:
         """Describes each server as `configured` and as `connected`, with the number of its tools or

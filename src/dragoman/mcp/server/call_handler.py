@@ -27,6 +27,7 @@ from dragoman.core.errors import BadReply, HubError, InvalidInput, WorkFailed
 from dragoman.core.hub import CallOptions, Hub
 from dragoman.core.question_handles import find_handle_mark
 from dragoman.core.rate_limiter import RateBudget
+from dragoman.core.resource_uris import MAX_URI, TOO_LONG
 from dragoman.core.structs import replace
 from dragoman.core.tasks import Task
 from dragoman.core.tool import COMPLETION, PROMPT, RESOURCE, TOOL, Nowhere, Tool
@@ -237,7 +238,9 @@ def parse_call(kind: str, params: Mapping[str, Any], revision: Revision) -> Pars
         return name, arguments
     if kind == RESOURCE:
         uri = params.get("uri")
-        return (uri, {}) if isinstance(uri, str) else '"uri" must be the address of a resource'
+        if not isinstance(uri, str):
+            return '"uri" must be the address of a resource'
+        return (uri, {}) if len(uri) <= MAX_URI else TOO_LONG
     return _parse_completion(params, revision)
 
 
@@ -250,6 +253,8 @@ def _parse_completion(params: Mapping[str, Any], revision: Revision) -> ParsedCa
     )
     if not isinstance(name, str):
         return '"ref" must name a prompt (ref/prompt) or a template (ref/resource)'
+    if len(name) > MAX_URI:
+        return TOO_LONG
     if not isinstance(argument, dict) or not all(
         isinstance(argument.get(key), str) for key in ("name", "value")
     ):

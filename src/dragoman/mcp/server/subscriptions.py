@@ -20,8 +20,9 @@ from dragoman.core import events
 from dragoman.core.background import Background, resolve
 from dragoman.core.errors import HubError, Overloaded, ShuttingDown
 from dragoman.core.hub import CallOptions, Hub
-from dragoman.core.ports import ADMIN
 from dragoman.core.principal import Principal
+from dragoman.core.resource_uris import MAX_URI, TOO_LONG
+from dragoman.core.scopes import REGISTRY
 from dragoman.core.tool import PROMPT, RESOURCE, SUBSCRIPTION, TEMPLATE, TOOL, Tool
 from dragoman.core.tool_filter import View
 from dragoman.core.urls import render_uri
@@ -218,8 +219,9 @@ class Subscriptions:
 
     async def subscribe(self, request: McpRequest) -> bytes:
         uri, client = request.params.get("uri"), request.client
-        if not isinstance(uri, str):
-            return rpc.encode_error(request.id, rpc.INVALID_PARAMS, _NO_URI)
+        if not isinstance(uri, str) or len(uri) > MAX_URI:
+            problem = TOO_LONG if isinstance(uri, str) else _NO_URI
+            return rpc.encode_error(request.id, rpc.INVALID_PARAMS, problem)
         if not client.client:
             problem = "subscriptions need a session; begin one with initialize"
             return rpc.encode_error(request.id, rpc.INVALID_REQUEST, problem)
@@ -231,8 +233,9 @@ class Subscriptions:
 
     async def unsubscribe(self, request: McpRequest) -> bytes:
         uri, client = request.params.get("uri"), request.client
-        if not isinstance(uri, str):
-            return rpc.encode_error(request.id, rpc.INVALID_PARAMS, _NO_URI)
+        if not isinstance(uri, str) or len(uri) > MAX_URI:
+            problem = TOO_LONG if isinstance(uri, str) else _NO_URI
+            return rpc.encode_error(request.id, rpc.INVALID_PARAMS, problem)
         name = self._hub.find(uri, client.view, SUBSCRIPTION).name
         if client.subscribed.pop(name, None) is not None:
             self._drop(name, client)
@@ -532,7 +535,7 @@ class Subscriptions:
                 client.notify(message)
 
     def _may_read_log(self, server: str, client: ClientState) -> bool:
-        if not self._hub.authorizer.decide_action(client.principal, ADMIN).allowed:
+        if not self._hub.authorizer.decide_action(client.principal, REGISTRY).allowed:
             return False
         return any(self._sees_any(kind, [server], client) for kind in self._hub.catalogs)
 
@@ -594,6 +597,8 @@ def _find_flaw(wanted: Any) -> str | None:
     uris = wanted.get("resourceSubscriptions", [])
     if not isinstance(uris, list) or not all(isinstance(uri, str) for uri in uris):
         return '"resourceSubscriptions" must be a list of addresses'
+    if any(len(uri) > MAX_URI for uri in uris):
+        return TOO_LONG
     if len(uris) > MAX_FOLLOWED:
         return f'"resourceSubscriptions" is too long: at most {MAX_FOLLOWED} addresses'
     return find_task_ids_error(wanted)

@@ -117,7 +117,7 @@ class AuthorizationEndpoint:
                 "invalid_request", "the app asks to send you to an address that it did not register"
             )
         # The setting may have changed since the client registered.
-        if why := explain_redirect(asked.redirect_uri, self._settings.redirect_hosts):
+        if why := explain_redirect(asked.redirect_uri, self._settings):
             raise OAuthError("invalid_request", why)
         return client
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -22,6 +22,7 @@ from dragoman.oauth.authority.clients import (
     explain_redirect,
     parse_metadata,
 )
+from dragoman.oauth.authority.config import AuthServerSettings
 from dragoman.wire.http import HttpClient
 from dragoman.wire.json import Malformed, decode
 
@@ -56,12 +57,11 @@ class ClientDocuments:
     def __init__(
         self,
         http: HttpClient,
-        hosts: Sequence[str],
+        settings: AuthServerSettings,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`hosts` are those that clients may redirect to; all if empty."""
         self._http = http
-        self._hosts = hosts
+        self._settings = settings
         self._clock = clock
         self._kept: dict[str, _Kept] = {}
         self._running: dict[str, asyncio.Task[_Kept]] = {}
@@ -115,9 +115,9 @@ class ClientDocuments:
         # A document serves many hubs: a redirect that is not allowed here is left out.
         listed = raw.get("redirect_uris")
         listed = listed if isinstance(listed, list) else []
-        uris = [uri for uri in listed if not explain_redirect(uri, self._hosts)]
+        uris = [uri for uri in listed if not explain_redirect(uri, self._settings)]
         usable = {"redirect_uris": uris[:MAX_REDIRECTS], "token_endpoint_auth_method": "none"}
-        metadata = parse_metadata({**raw, **usable}, self._hosts)
+        metadata = parse_metadata({**raw, **usable}, self._settings)
         host = urlsplit(id).hostname or ""
         client = OAuthClient(id, metadata.name or host, metadata.redirect_uris, host=host)
         return client, _find_lifetime(reply.headers.get("cache-control", ""))

@@ -6,11 +6,12 @@ A registration (RFC 7591) and a client ID metadata document have the same fields
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from dragoman.core.safe_text import escape_line
+from dragoman.oauth.authority.config import AuthServerSettings
 
 MAX_REDIRECTS = 10
 MAX_URI = 2_000
@@ -26,16 +27,17 @@ _WEB = re.compile(
 """http and https, without user names and fragments."""
 _PRIVATE = re.compile(r"([a-z][a-z0-9+.-]{1,60}):[A-Za-z0-9._~!$&'()*+,;=:@%/?-]{1,1900}")
 """A scheme of a program on the user's machine (RFC 8252, section 7.1)."""
-_NOT_PRIVATE = frozenset(
+KNOWN_SCHEMES = frozenset(
     {
-        *("about", "blob", "chrome", "cid", "content", "data", "dns", "file", "filesystem", "ftp"),
-        *("ftps", "gopher", "http", "https", "intent", "jar", "javascript", "ldap", "ldaps"),
-        *("livescript", "mailto", "mhtml", "ms-settings", "mocha", "news", "nfs", "resource"),
-        *("sftp", "shell", "sms", "smb", "ssh", "tel", "telnet", "urn", "vbscript"),
-        *("view-source", "ws", "wss", "wyciwyg", "x-apple", "xmpp"),
+        *("amp", "chatwise", "cherrystudio", "claude", "cline", "code-oss", "codex", "cursor"),
+        *("cursor-nightly", "goose", "jetbrains", "kiro", "librechat", "lmstudio", "msty"),
+        *("opencode", "positron", "raycast", "roo", "trae", "vscode", "vscode-insiders"),
+        *("vscodium", "void", "warp", "windsurf", "windsurf-next", "witsy", "zed", "zed-preview"),
     }
 )
-"""Schemes that browsers or systems act on themselves."""
+"""Schemes of MCP clients without a dot. Others of that form may belong to the system or to a
+browser, which act on them themselves (`ms-msdt:`, `search-ms:`, `javascript:`)."""
+MAX_PORT = 65_535
 
 
 class InvalidClient(Exception):
@@ -68,14 +70,13 @@ class OAuthClient:
         return any(is_same_redirect(one, redirect_uri) for one in self.redirect_uris)
 
 
-def parse_metadata(raw: Mapping[str, Any], hosts: Sequence[str]) -> ClientMetadata:
-    """Checks the metadata of a client. `hosts` are those that it may redirect to; all if empty.
-    Raises `InvalidClient`."""
+def parse_metadata(raw: Mapping[str, Any], settings: AuthServerSettings) -> ClientMetadata:
+    """Checks the metadata of a client. Raises `InvalidClient`."""
     uris = raw.get("redirect_uris")
     if not isinstance(uris, list) or not 1 <= len(uris) <= MAX_REDIRECTS:
         raise InvalidClient("invalid_redirect_uri", f"give 1 to {MAX_REDIRECTS} redirect_uris")
     for uri in uris:
-        if why := explain_redirect(uri, hosts):
+        if why := explain_redirect(uri, settings):
             raise InvalidClient("invalid_redirect_uri", why)
     for key, known in (("grant_types", GRANTS), ("response_types", {"code"})):
         given = raw.get(key, [])
@@ -104,12 +105,14 @@ def clean_name(name: str) -> str:
     return cut if len(cut) <= MAX_NAME else f"{cut[:MAX_NAME]}…"
 
 
-def explain_redirect(uri: object, hosts: Sequence[str]) -> str:
+def explain_redirect(uri: object, settings: AuthServerSettings) -> str:
     """Explains why a client must not use this redirect URI; empty if it may."""
     if not isinstance(uri, str) or not uri.isascii() or len(uri) > MAX_URI:
         return "a redirect URI is a URL of at most 2000 ASCII characters"
     if web := _WEB.fullmatch(uri):
-        scheme, host = web[1], web[2].lower()
+        scheme, host, hosts = web[1], web[2].lower(), settings.redirect_hosts
+        if int(web[3] or 0) > MAX_PORT:
+            return "a redirect URI has an invalid port"
         if host in LOOPBACK:
             return ""
         if scheme == "http":
@@ -118,9 +121,12 @@ def explain_redirect(uri: object, hosts: Sequence[str]) -> str:
             return f"redirects to {host} are not allowed; see [auth.server] redirect_hosts"
         return ""
     private = _PRIVATE.fullmatch(uri)
-    if private is None or private[1] in _NOT_PRIVATE:
+    if private is None or private[1] in ("http", "https"):
         return "a redirect URI is an https URL, an http URL on loopback, or has a program's scheme"
-    return ""
+    scheme = private[1]
+    if "." in scheme or scheme in KNOWN_SCHEMES or scheme in settings.redirect_schemes:
+        return ""  # RFC 8252, section 7.1: the reverse of a domain name, or a known program
+    return f"the scheme {scheme}: is not known; see [auth.server] redirect_schemes"
 
 
 def _matches_host(host: str, allowed: str) -> bool:

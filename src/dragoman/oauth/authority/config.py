@@ -89,6 +89,13 @@ class AuthServerSettings(Struct, frozen=True, kw_only=True):
             "all. Programs on the user's machine are always allowed."
         ),
     ] = []
+    redirect_schemes: Annotated[
+        list[str],
+        Meta(
+            description="URI schemes of programs that users may be sent back to, e.g. myapp, "
+            "besides those of known MCP clients and schemes with a dot, such as com.example.app."
+        ),
+    ] = []
     oidc: Annotated[OidcSettings | None, Meta(description="Sign-in at an identity provider.")] = (
         None
     )

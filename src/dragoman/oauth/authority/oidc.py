@@ -19,6 +19,7 @@ from urllib.parse import quote, urlencode
 
 from dragoman.core.cluster import Ownership, find_mark
 from dragoman.core.errors import BadReply, InvalidInput, Refused
+from dragoman.core.secret_rules import Author, SecretUse
 from dragoman.core.urls import parse_query
 from dragoman.core.users import UserRecord, Users, render_subject
 from dragoman.oauth.authority.config import OidcSettings
@@ -39,7 +40,8 @@ AGAIN_SECONDS = 30.0
 MAX_BYTES = 256 * 1024
 _ROLE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}", re.ASCII)
 
-ResolveSecret = Callable[[str, str], Awaitable[str]]
+USE = SecretUse(Author.OWNER, "[auth.server.oidc]")
+ResolveSecret = Callable[[str, SecretUse], Awaitable[str]]
 """Reads the secret that a reference names, for an owner."""
 
 
@@ -156,7 +158,7 @@ class OidcSignIn:
             "accept": "application/json",
         }
         if settings.client_secret:
-            secret = await self._resolve_secret(settings.client_secret, "[auth.server.oidc]")
+            secret = await self._resolve_secret(settings.client_secret, USE)
             methods = metadata.get("token_endpoint_auth_methods_supported")
             if isinstance(methods, list) and "client_secret_basic" not in methods:
                 form["client_secret"] = secret

@@ -91,7 +91,7 @@ class AuthorizationServer:
             ports.grants,
             ports.browsers,
             sign_in,
-            ClientDocuments(ports.public_http, settings.redirect_hosts),
+            ClientDocuments(ports.public_http, settings),
             attempts,
             ports.find_base,
             self._tokens.find_registered,

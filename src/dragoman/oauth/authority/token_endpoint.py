@@ -90,7 +90,7 @@ class TokenEndpoint:
         if not isinstance(raw, dict):
             raise OAuthError("invalid_client_metadata", "the metadata must be an object")
         try:
-            metadata = parse_metadata(raw, self._settings.redirect_hosts)
+            metadata = parse_metadata(raw, self._settings)
         except InvalidClient as problem:
             raise OAuthError(problem.error, str(problem)) from None
         secret = "" if metadata.auth_method == "none" else secrets.token_urlsafe(32)

@@ -11,6 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from dragoman.core.errors import BadReply, ConfigError
+from dragoman.core.secret_rules import Author, SecretUse
 from dragoman.core.urls import render_origin
 from dragoman.oauth.client.challenges import parse_scopes
 from dragoman.oauth.client.client_auth import (
@@ -233,7 +234,7 @@ class TokenClient:
         return ClientKeys(secret=await self._resolve_one(settings.client_secret))
 
     async def _resolve_one(self, reference: str) -> str:
-        return await self._resolve(reference, self._name)
+        return await self._resolve(reference, SecretUse(Author.OWNER, self._name))
 
 
 def read_token(

@@ -10,6 +10,7 @@ from dragoman.oauth.client.records import AccessToken
 from dragoman.oauth.client.tokens import TokenManager
 from dragoman.oauth.client.urls import get_origin
 from dragoman.wire.http import NO_HEADERS, AddressFinder, FixedHeaders, HttpClient, HttpReply
+from dragoman.wire.masked_replies import mask_reply
 
 MAX_URLS = 256
 HEADER = "authorization"
@@ -77,8 +78,7 @@ class OAuthHttpClient:
                 challenge = reply.headers.get("www-authenticate", "")
                 await self._tokens.note_rejected(self._holder, token, challenge)
                 raise Unreachable(f'"{self._tokens.name}" rejected two tokens in a row', sent=False)
-        reply.secrets = self._secrets
-        return reply
+        return mask_reply(reply, self._secrets)
 
     def _fill(self, token: AccessToken, headers: Mapping[str, str]) -> FixedHeaders:
         if token is not self._token or headers is not self._template:

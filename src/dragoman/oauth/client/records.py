@@ -7,11 +7,13 @@ from typing import Literal
 
 from msgspec import Struct
 
+from dragoman.core.secret_rules import SecretUse
+
 SHARED = "shared"
 """The holder of the credential that all callers share. Other holders are keys of principals."""
 
-ResolveSecret = Callable[[str, str], Awaitable[str]]
-"""Resolves a reference to a secret, for the owner that is named in errors."""
+ResolveSecret = Callable[[str, SecretUse], Awaitable[str]]
+"""Resolves a reference to a secret, for a use that errors name."""
 
 CredentialState = Literal["none", "valid", "expired", "needs_login"]
 

@@ -13,13 +13,13 @@ import hashlib
 import hmac
 from collections.abc import Callable, Mapping
 from html import escape
-from urllib.parse import parse_qsl, quote, urlsplit
+from urllib.parse import quote, urlsplit
 
 from dragoman.core.background import Work
-from dragoman.core.errors import HubError
+from dragoman.core.errors import HubError, InvalidInput
 from dragoman.core.holders import render_holder
 from dragoman.core.principal import Principal
-from dragoman.core.urls import render_origin
+from dragoman.core.urls import parse_query, render_origin
 from dragoman.oauth.logins.desk import DONE, HubLoginDesk, Login
 from dragoman.wire.http import HttpRequest
 from dragoman.wire.json import encode
@@ -242,10 +242,13 @@ def _reply(request: HttpRequest, status: int, title: str, text: str, more: str =
 
 
 def _parse_query(request: HttpRequest) -> dict[str, str]:
-    """Parses the query; a parameter that is repeated counts as absent."""
-    pairs = parse_qsl(request.query[:MAX_QUERY].decode("latin-1"), keep_blank_values=True)
-    names = [name for name, _ in pairs]
-    return {name: value for name, value in pairs if names.count(name) == 1}
+    """Parses the query; one that is ambiguous or too long counts as empty."""
+    if len(request.query) > MAX_QUERY:
+        return {}
+    try:
+        return parse_query(request.query.decode("latin-1"))
+    except InvalidInput:
+        return {}
 
 
 def _parse_cookies(request: HttpRequest) -> dict[str, str]:

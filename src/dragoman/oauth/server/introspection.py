@@ -19,6 +19,7 @@ from dragoman.core.access import HUB_PREFIXES, SETTINGS_CHANGED, TOKEN_EXPIRED, 
 from dragoman.core.background import Background
 from dragoman.core.errors import BadReply, HubError, Overloaded, Unreachable
 from dragoman.core.principal import Principal
+from dragoman.core.secret_rules import Author, SecretUse
 from dragoman.oauth.server.claims import (
     IsOwnResource,
     build_principal,
@@ -51,7 +52,8 @@ REJECTED_SECONDS = 10.0
 """How long a token that the issuer does not know is refused without asking again."""
 MAX_REMEMBERED = 10_000
 
-ResolveSecret = Callable[[str, str], Awaitable[str]]
+USE = SecretUse(Author.OWNER, "[auth.introspection]")
+ResolveSecret = Callable[[str, SecretUse], Awaitable[str]]
 """Resolves a reference to a secret for its owner. Raises `ConfigError`."""
 
 
@@ -226,7 +228,7 @@ class IntrospectedTokens:
         return principal
 
     async def _request(self, settings: IntrospectionSettings, token: str) -> dict[str, Any]:
-        secret = await self._resolve_secret(settings.client_secret, "[auth.introspection]")
+        secret = await self._resolve_secret(settings.client_secret, USE)
         pair = f"{quote_plus(settings.client_id)}:{quote_plus(secret)}"
         headers = {
             "accept": "application/json",

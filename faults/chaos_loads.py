@@ -1,0 +1,522 @@
+"""The clients of hubs to which everything happens. Each keeps what was acknowledged, asks any hub,
+and judges in the end at every hub, and by the ledger."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from typing import Any, TypeVar
+
+from tests.live.a2a_hub import GET, SEND, V10
+from tests.peers import wire
+
+from faults.chaos_rig import ANSWER_SECONDS, HEADERS, STEPS, TICKS, ChaosRig, Place, choose_place
+from faults.harness import Outcome, until
+from faults.ledger import count_effects, read_effects
+
+T = TypeVar("T")
+BROKEN = (OSError, EOFError, ValueError, AssertionError, KeyError, TypeError, IndexError)
+"""How a request fails that is refused, or whose hub is gone."""
+SETTLE_SECONDS = 60.0
+READERS = 6
+LONG_SECONDS = 4.0
+"""Of a tenth of the messages, so that there is work when a hub is taken for dead."""
+COMPLETED, FAILED = "TASK_STATE_COMPLETED", "TASK_STATE_FAILED"
+
+
+class Client:
+    """Does one kind of thing again and again, in a thread of its own."""
+
+    pause = 0.15
+
+    def __init__(self, rig: ChaosRig, number: int, seed: int) -> None:
+        self.rig, self.number = rig, number
+        self.chance = random.Random(f"{seed} {type(self).__name__} {number}")
+        self.made = 0
+
+    @property
+    def outcome(self) -> Outcome:
+        return self.rig.outcome
+
+    def run(self) -> None:
+        while not self.rig.over.wait(self.pause * self.chance.uniform(0.5, 1.5)):
+            self.made += 1
+            self.attempt(choose_place(self.rig, self.chance))
+
+    def attempt(self, place: Place) -> bool:
+        """Does one thing at that hub; whether it was acknowledged."""
+        key = f"{type(self).__name__}{self.number}-{self.made}-{self.chance.randrange(10**9)}"
+        try:
+            return self.work(place, key)
+        except BROKEN:
+            self.outcome.count("requests that were refused or broke")
+            return False
+
+    def work(self, place: Place, key: str) -> bool:
+        raise NotImplementedError
+
+    def settle(self) -> None:
+        """Lets what was begun end, when all faults are over."""
+
+    def judge(self, effects: Counter[str]) -> None:
+        """Checks what was acknowledged."""
+
+
+def _at_every_hub(rig: ChaosRig, items: Iterable[T], check: Callable[[Place, T], None]) -> None:
+    pairs = [(place, item) for item in items for place in rig.places]
+    with ThreadPoolExecutor(READERS) as pool:
+        list(pool.map(lambda pair: check(*pair), pairs))
+
+
+def _read(rig: ChaosRig, ask: Callable[[], T]) -> T | str:
+    """What a hub answers, tried until all must have settled; the failure as text."""
+    while True:
+        try:
+            return ask()
+        except BROKEN as error:
+            if time.monotonic() > rig.settled_by:
+                return f"{error!r}"[:300]
+            time.sleep(0.2)
+
+
+# --- MCP calls ------------------------------------------------------------------------------------
+
+
+class Calls(Client):
+    """MCP calls, in turn without a session and in one that any hub may own."""
+
+    def __init__(self, rig: ChaosRig, number: int, seed: int) -> None:
+        super().__init__(rig, number, seed)
+        self.answered: list[str] = []
+        self.session: wire.Session | None = None
+
+    def work(self, place: Place, key: str) -> bool:
+        params = {"name": "ledger.pay", "arguments": {"key": key, "seconds": 0.05}}
+        if self.made % 2:
+            answer = wire.modern_request(
+                f"{place.url}/mcp", "tools/call", params, HEADERS, ANSWER_SECONDS
+            ).rpc()
+        else:
+            if self.session is None or self.made % 40 == 0:
+                self.session = None
+                self.session = wire.Session(f"{place.url}/mcp", headers=HEADERS)
+            self.session.url = f"{place.url}/mcp"
+            answer = self.session.request("tools/call", params, ANSWER_SECONDS)
+            if "session not found" in json.dumps(answer):
+                self.outcome.fail(f"a session was lost: {answer}")
+                self.session = None
+        if answer["result"].get("isError"):
+            raise ValueError("refused")
+        self.answered.append(key)
+        return True
+
+    def judge(self, effects: Counter[str]) -> None:
+        for key in self.answered:
+            self.outcome.check(effects[key] == 1, f"call {key}: answered, {effects[key]} effects")
+        self.outcome.count("calls answered", len(self.answered))
+
+
+# --- A2A ------------------------------------------------------------------------------------------
+
+
+class Messages(Client):
+    """A2A messages with an idempotency key, each sent again, at any hub, until it is taken."""
+
+    tries = 6
+
+    def __init__(self, rig: ChaosRig, number: int, seed: int) -> None:
+        super().__init__(rig, number, seed)
+        self.tasks: dict[str, str] = {}
+        """The task of each key that was acknowledged."""
+        self.sent: list[str] = []
+
+    def attempt(self, place: Place) -> bool:
+        key = f"Messages{self.number}-{self.made}-{self.chance.randrange(10**9)}"
+        self.sent.append(key)
+        for _ in range(self.tries):
+            try:
+                self.tasks[key] = self.send(place, key)
+                return True
+            except BROKEN:
+                self.outcome.count("messages that were sent again")
+            if self.rig.over.wait(0.3):
+                break
+            place = choose_place(self.rig, self.chance)
+        return False
+
+    def send(self, place: Place, key: str, seconds: float = ANSWER_SECONDS) -> str:
+        """The id of the task of that key."""
+        is_long = key.endswith("0")
+        text = json.dumps({"key": key, "seconds": LONG_SECONDS if is_long else 0.1})
+        params = V10.params(text, at_once=is_long or key[-1] in "123")
+        _, path, body, headers = V10.request(SEND, params, "worker")
+        body["params"]["message"]["messageId"] = key
+        headers["Idempotency-Key"] = key
+        answer = self.rig.post(place, path, body, seconds, headers).json()
+        if "result" not in answer:
+            raise ValueError(str(answer)[:300])
+        return str(answer["result"]["task"]["id"])
+
+    def get_task(self, place: Place, id: str) -> Any:
+        _, path, body, headers = V10.request(GET, {"id": id}, "worker")
+        answer = self.rig.post(place, path, body, headers=headers).json()
+        if "result" not in answer:
+            raise ValueError(str(answer)[:300])
+        state = answer["result"]["status"]["state"]
+        if state in ("TASK_STATE_SUBMITTED", "TASK_STATE_WORKING"):
+            raise ValueError(f"still {state}")
+        return answer["result"]
+
+    def judge(self, effects: Counter[str]) -> None:
+        lost: set[str] = set()
+
+        def check(place: Place, item: tuple[str, str]) -> None:
+            key, id = item
+            if id in lost:
+                return
+            found = _read(self.rig, lambda: self.get_task(place, id))
+            if isinstance(found, str):
+                lost.add(id)
+                self.outcome.fail(
+                    f"task {id} of {key} cannot be read at hub {place.number}: {found}"
+                )
+                return
+            if place.number == 0:
+                self._judge_state(key, found, effects[key])
+
+        _at_every_hub(self.rig, self.tasks.items(), check)
+        self.outcome.count("tasks acknowledged", len(self.tasks))
+        self.outcome.count("tasks lost", len(lost))
+
+    def _judge_state(self, key: str, task: Any, effects: int) -> None:
+        state = task["status"]["state"]
+        text = json.dumps(task["status"].get("message", {}).get("parts"))[:300]
+        check = self.outcome.check
+        if check(state in (COMPLETED, FAILED), f"task {task['id']} of {key} is {state}: {text}"):
+            wanted = (1,) if state == COMPLETED else (0, 1)
+            check(effects in wanted, f"task {task['id']} of {key} is {state}: {effects} effects")
+        if state != COMPLETED:
+            self.outcome.count(f"tasks that ended as {state}")
+
+    def repeat(self) -> None:
+        """Each key can be used again, and refers to the task that it had."""
+
+        def repeat(key: str) -> None:
+            place = choose_place(self.rig, self.chance)
+            found = _read(self.rig, lambda: ("task", self.send(place, key)))
+            if isinstance(found, str):
+                self.outcome.count("idempotency keys that are blocked")
+                self.outcome.fail(f"key {key} cannot be used again: {found}")
+            elif key in self.tasks:
+                same = found[1] == self.tasks[key]
+                self.outcome.check(same, f"key {key} has another task than acknowledged")
+
+        with ThreadPoolExecutor(READERS) as pool:
+            list(pool.map(repeat, self.sent))
+        self.outcome.count("idempotency keys used again", len(self.sent))
+
+
+# --- runs -----------------------------------------------------------------------------------------
+
+
+class Runs(Client):
+    """Runs of three steps. A person skips the steps that may have been made."""
+
+    pause = 0.4
+    DECIDED = "steps that needed a decision"
+
+    def __init__(self, rig: ChaosRig, number: int, seed: int) -> None:
+        super().__init__(rig, number, seed)
+        self.started: list[str] = []
+
+    def work(self, place: Place, key: str) -> bool:
+        answer = self.rig.post(place, "/api/workflows/three/run", {}).json()
+        self.started.append(answer["run"]["id"])
+        return True
+
+    def decide(self) -> None:
+        place = choose_place(self.rig, self.chance)
+        listed = self.rig.get(place, "/api/runs?state=needs_decision&limit=200").json()
+        for run in listed["runs"]:
+            for step in self.rig.get(place, f"/api/runs/{run['id']}").json()["steps"]:
+                if step["state"] == "needs_decision":
+                    body = {"step": step["path"], "decision": "skip"}
+                    self.rig.post(place, f"/api/runs/{run['id']}/resume", body)
+                    self.outcome.count(self.DECIDED)
+
+    def _are_over(self) -> bool:
+        with suppress(*BROKEN):
+            self.decide()
+            place = choose_place(self.rig, self.chance)
+            path = "/api/runs?state=queued,running,waiting,needs_decision&limit=200"
+            return not self.rig.get(place, path).json()["runs"]
+        return False
+
+    def settle(self) -> None:
+        self.outcome.check(until(self._are_over, SETTLE_SECONDS), "runs have not ended")
+
+    def judge(self, effects: Counter[str]) -> None:
+        lost: set[str] = set()
+        failed: set[str] = set()
+
+        def check(place: Place, id: str) -> None:
+            if id in lost:
+                return
+            found = _read(self.rig, lambda: self.rig.get(place, f"/api/runs/{id}").json()["run"])
+            if isinstance(found, str):
+                lost.add(id)
+                self.outcome.fail(f"run {id} cannot be read at hub {place.number}: {found}")
+            elif found["state"] != "completed" and id not in failed:
+                failed.add(id)
+                self.outcome.fail(f"run {id} {found['state']}: {str(found.get('problem'))[:300]}")
+
+        _at_every_hub(self.rig, self.started, check)
+        if not self.outcome.figures.get(self.DECIDED):
+            for id in set(self.started) - lost - failed:
+                made = [effects[f"run {id} {step}"] for step in STEPS]
+                self.outcome.check(
+                    made == [1] * len(STEPS), f"run {id}: its steps had {made} effects"
+                )
+        self.outcome.count("runs acknowledged", len(self.started))
+        self.outcome.count("runs lost", len(lost))
+        self.outcome.count("runs failed", len(failed))
+
+
+# --- approvals ------------------------------------------------------------------------------------
+
+
+class Approvals(Client):
+    """Calls that need an approval, each step of which goes to any hub."""
+
+    pause = 0.3
+
+    def __init__(self, rig: ChaosRig, number: int, seed: int) -> None:
+        super().__init__(rig, number, seed)
+        self.requested: dict[str, str] = {}
+        """The key of each approval whose request was acknowledged."""
+        self.approved: set[str] = set()
+        self.delivered: set[str] = set()
+
+    def work(self, place: Place, key: str) -> bool:
+        body = {"arguments": {"key": key, "seconds": 0.1}}
+        path = "/api/tools/ledger.guarded/call"
+        id = self.request(place, key)
+        self.requested[id] = key
+        place = choose_place(self.rig, self.chance)
+        if self.rig.post(place, f"/api/approvals/{id}/approve", {}).status != 200:
+            return False
+        self.approved.add(id)
+        for _ in range(3):
+            answer = self.rig.post(choose_place(self.rig, self.chance), path, body)
+            if answer.status == 200:
+                self.delivered.add(id)
+                break
+        return True
+
+    def request(self, place: Place, key: str, seconds: float = ANSWER_SECONDS) -> str:
+        """The id of the approval that the call waits for."""
+        body = {"arguments": {"key": key, "seconds": 0.1}}
+        answer = self.rig.post(place, "/api/tools/ledger.guarded/call", body, seconds)
+        found = re.search(r"approval (\w{8})", answer.body.decode())
+        if found is None:
+            raise ValueError(answer.body[:300])
+        return found.group(1)
+
+    def judge(self, effects: Counter[str]) -> None:
+        lost: set[str] = set()
+
+        def read(place: Place, id: str) -> Any:
+            answer = self.rig.get(place, f"/api/approvals/{id}").json()
+            if answer.get("outcome") == "running" or (
+                id in self.approved and not answer.get("outcome")
+            ):
+                raise ValueError(f"still {answer}")
+            return (answer["state"], answer["outcome"])
+
+        def check(place: Place, id: str) -> None:
+            if id in lost:
+                return
+            key = self.requested[id]
+            found = _read(self.rig, lambda: read(place, id))
+            if isinstance(found, str):
+                lost.add(id)
+                self.outcome.fail(f"approval {id} of {key} at hub {place.number}: {found}")
+                return
+            state, outcome = found
+            wanted = "approved" if id in self.approved else state
+            self.outcome.check(state == wanted, f"approval {id} of {key} was approved, is {state}")
+            if outcome == "completed":
+                self.outcome.check(
+                    effects[key] == 1, f"approval {id} of {key}: made, {effects[key]} effects"
+                )
+            elif place.number == 0 and outcome:
+                self.outcome.count(f"approved calls that ended as {outcome}")
+
+        _at_every_hub(self.rig, self.requested, check)
+        self.outcome.count("approvals requested", len(self.requested))
+        self.outcome.count("approvals approved", len(self.approved))
+        self.outcome.count("approvals delivered", len(self.delivered))
+        self.outcome.count("approvals lost", len(lost))
+
+
+# --- registrations --------------------------------------------------------------------------------
+
+
+class Registrations(Client):
+    """Agents that are registered, half of which are removed again."""
+
+    pause = 1.0
+
+    def __init__(self, rig: ChaosRig, number: int, seed: int) -> None:
+        super().__init__(rig, number, seed)
+        self.there: dict[str, bool] = {}
+        """Whether it was registered last; nothing where the answer did not come."""
+
+    def work(self, place: Place, key: str) -> bool:
+        name = f"agent{self.number}x{self.made}x{self.chance.randrange(10**6)}"
+        self.register(place, name)
+        self.there[name] = True
+        if self.chance.random() < 0.5:
+            self.there.pop(name)
+            place = choose_place(self.rig, self.chance)
+            url = f"{place.url}/api/a2a/agents/{name}"
+            answer = wire.http_request("DELETE", url, None, HEADERS, ANSWER_SECONDS)
+            if answer.status in (200, 204):
+                self.there[name] = False
+        return True
+
+    def register(self, place: Place, name: str, seconds: float = ANSWER_SECONDS) -> None:
+        body = {"url": f"{self.rig.agents.url}/good/{name}", "name": name}
+        answer = self.rig.post(place, "/api/a2a/agents", body, seconds)
+        if answer.status not in (200, 201):
+            raise ValueError(answer.body[:300])
+
+    def judge(self, effects: Counter[str]) -> None:
+        for place in self.rig.places:
+
+            def list_wrong(place: Place = place) -> list[str]:
+                agents = self.rig.get(place, "/api/a2a/agents").json()["agents"]
+                names = {one["name"] for one in agents}
+                return [name for name, there in self.there.items() if there != (name in names)]
+
+            def is_right(read: Callable[[], list[str]] = list_wrong) -> bool:
+                with suppress(*BROKEN):
+                    return not read()
+                return False
+
+            if not until(is_right, 5.0):
+                found = _read(self.rig, list_wrong)
+                self.outcome.fail(f"hub {place.number}: registrations that are not so: {found}")
+        self.outcome.count("changes of agents acknowledged", len(self.there))
+
+
+# --- schedules ------------------------------------------------------------------------------------
+
+
+def _list_runs(rig: ChaosRig, workflow: str) -> list[Any]:
+    path = f"/api/runs?workflow={workflow}&limit=200"
+    return list(rig.get(rig.places[0], path).json()["runs"])
+
+
+def judge_schedules(rig: ChaosRig, effects: Counter[str]) -> None:
+    """Times of workflows have one run each, and none is left out; agents are asked at most once for
+    each time."""
+    outcome = rig.outcome
+    for number in range(TICKS):
+        runs = _read(rig, partial(_list_runs, rig, f"tick{number}"))
+        if isinstance(runs, str):
+            outcome.fail(f"the runs of tick{number} cannot be read: {runs}")
+            continue
+        times = Counter(str(run["trigger"]["at"]) for run in runs)
+        for moment, count in times.items():
+            outcome.check(count == 1, f"tick{number} has {count} runs for {moment}")
+        outcome.count("times of workflows", len(times))
+        bad = [f"{run['id']} {run['state']}" for run in runs if run["state"] != "completed"]
+        outcome.check(not bad, f"tick{number}: runs that have not completed: {bad[:3]}")
+    asked: dict[str, list[float]] = defaultdict(list)
+    for at, key in read_effects(rig.ledger):
+        if key.startswith("schedule "):
+            asked[key].append(at)
+    for key, moments in asked.items():
+        for gap, again in list_repeated(moments):
+            outcome.fail(f"{key} was asked again at {again:.1f}, {gap:.1f} s after the last time")
+        outcome.count("times of agents", len(moments))
+
+
+def list_repeated(moments: list[float]) -> list[tuple[float, float]]:
+    """The moments in a minute that had a run already, and the seconds since it. A run that begins
+    in the first second of a minute may be that of the minute before, if that had none."""
+    taken: dict[int, float] = {}
+    found = []
+    for moment in sorted(moments):
+        minute = int(moment // 60)
+        before = taken.get(minute)
+        if before is not None:
+            is_late = before % 60 < 1.0 and minute - 1 not in taken and minute - 1 > min(taken)
+            if is_late:
+                taken[minute - 1] = before
+            else:
+                found.append((moment - before, moment))
+        taken[minute] = moment
+    return found
+
+
+# --- all of them ----------------------------------------------------------------------------------
+
+LOADS: tuple[type[Client], ...] = (
+    Calls,
+    Calls,
+    Calls,
+    Messages,
+    Messages,
+    Messages,
+    Runs,
+    Runs,
+    Approvals,
+    Approvals,
+    Registrations,
+)
+
+
+class Crowd:
+    """All clients, each in a thread."""
+
+    def __init__(self, rig: ChaosRig, seed: int) -> None:
+        self.rig = rig
+        self.clients = [kind(rig, number, seed) for number, kind in enumerate(LOADS)]
+        self.threads = [threading.Thread(target=one.run, daemon=True) for one in self.clients]
+
+    def start(self) -> None:
+        for thread in self.threads:
+            thread.start()
+
+    def stop(self) -> None:
+        self.rig.over.set()
+        for thread in self.threads:
+            thread.join(2 * ANSWER_SECONDS)
+
+    def judge(self) -> None:
+        self.rig.settled_by = time.monotonic() + SETTLE_SECONDS
+        for one in self.clients:
+            one.settle()
+        effects = count_effects(self.rig.ledger)
+        for one in self.clients:
+            one.judge(effects)
+        judge_schedules(self.rig, effects)
+        for one in self.clients:
+            if isinstance(one, Messages):
+                one.repeat()
+        effects = count_effects(self.rig.ledger)
+        once = [key for key in effects if not key.startswith("schedule ")]
+        for key in once:
+            self.rig.outcome.check(effects[key] == 1, f"{key} was made {effects[key]} times")
+        self.rig.outcome.figures["effects"] = len(once)
+        self.rig.outcome.figures["effects made twice"] = sum(effects[key] > 1 for key in once)

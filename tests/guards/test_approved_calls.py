@@ -1,0 +1,99 @@
+"""Approved calls that the hub makes by itself, in a whole hub whose stores fail for a while."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from tests.table_outage import take_away
+from tests.workflows.run_rig import RunRig, run_rig
+
+from dragoman.core.hub import CallOptions
+from dragoman.core.principal import OWNER, Principal
+from dragoman.core.tool_filter import EVERYTHING
+from dragoman.guards.approval_desk import ApprovalDesk
+from dragoman.stores.config import StoreSettings
+
+pytestmark = [pytest.mark.promise("U6"), pytest.mark.anyio]
+
+BOB = Principal("key", "bob", roles=("owner",))
+OPTIONS = CallOptions(door="api", view=EVERYTHING)
+POLICIES = """
+@id("owner") permit (principal in Hub::Role::"owner", action, resource);
+@id("pay") @approval("it costs money")
+forbid (principal, action in Hub::Action::"any_call", resource == Hub::Tool::"stub.pay")
+unless { context.approved };
+"""
+
+
+async def park(rig: RunRig, desk: ApprovalDesk) -> str:
+    """Has a client ask for an approval and leave."""
+    calling = asyncio.ensure_future(rig.hub.call(BOB, "stub.pay", {}, OPTIONS))
+    async with asyncio.timeout(60):
+        while not (pending := (await desk.list_visible(OWNER, "pending", None, 1))[0]):
+            await asyncio.sleep(0.01)
+    calling.cancel()
+    await asyncio.wait([calling])
+    return pending[0].request.id
+
+
+async def until_completed(rig: RunRig, desk: ApprovalDesk, id: str) -> None:
+    async with asyncio.timeout(60):
+        while (outcome := desk.get(id).outcome) != "completed":
+            assert outcome in ("", "running"), desk.get(id).approval.problem
+            await asyncio.sleep(0.02)
+    assert rig.stub.count("pay") == 1
+
+
+async def test_rights_that_cannot_be_checked_fail_no_approved_call(short_tmp: Path) -> None:
+    async with run_rig(short_tmp, policies=POLICIES) as rig:
+        rig.app.parts.stores.keys.create(
+            "bob", owner="Bob", expires_at=None, scopes=[], roles=["owner"]
+        )
+        rig.add("pay", lambda one: "paid")
+        approvals = rig.app.parts.guards.approvals
+        desk = approvals.find_desk()
+        id = await park(rig, desk)
+        with take_away(short_tmp, "hub.db", "keys"):
+            begun = []
+            begin, store = desk.begin, approvals.built[0].store
+
+            def note(id: str) -> bool:
+                begun.append(id)
+                return begin(id)
+
+            desk.begin = note  # type: ignore[method-assign]
+            desk.decide(id, True, OWNER)
+            async with asyncio.timeout(60):
+                while len(begun) < 2:  # it was put back, and is tried again
+                    await asyncio.sleep(0.02)
+            stored = store.find(id)
+            assert stored is not None and stored.state == "approved" and not rig.stub.calls
+        await until_completed(rig, desk, id)
+
+
+@pytest.mark.parametrize("engine", ["sqlite", "postgres"])
+async def test_approved_call_begins_once_its_store_is_back(
+    short_tmp: Path, engine: str, request: pytest.FixtureRequest
+) -> None:
+    url = request.getfixturevalue("postgres_url") if engine == "postgres" else None
+    async with run_rig(short_tmp, policies=POLICIES, store=StoreSettings(url=url)) as rig:
+        rig.app.parts.stores.keys.create(
+            "bob", owner="Bob", expires_at=None, scopes=[], roles=["owner"]
+        )
+        rig.add("pay", lambda one: "paid")
+        desk = rig.app.parts.guards.approvals.find_desk()
+        id = await park(rig, desk)
+        failed = asyncio.Event()
+        claim = desk.claim
+
+        def note(id: str) -> object:
+            failed.set()
+            return claim(id)
+
+        desk.claim = note  # type: ignore[method-assign, assignment]
+        desk.decide(id, True, OWNER)
+        with take_away(url or short_tmp, "approvals.db", "approvals"):
+            await asyncio.wait_for(failed.wait(), 60)
+        await until_completed(rig, desk, id)

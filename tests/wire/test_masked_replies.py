@@ -1,0 +1,54 @@
+"""Secrets of a request in its reply: masked in every spelling and across pieces of a stream."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from dragoman.wire.http import HttpReply
+from dragoman.wire.masked_replies import list_secret_words, mask_reply
+
+TOKEN = 'AT-anna/"cd8c41'
+
+
+class PiecedBody:
+    def __init__(self, data: bytes, size: int) -> None:
+        self.pieces = [data[at : at + size] for at in range(0, len(data), size)]
+
+    async def read(self, limit: int) -> bytes:
+        return b"".join(self.pieces)
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        for piece in self.pieces:
+            yield piece
+
+    def close(self) -> None:
+        pass
+
+
+BODY = (
+    b'{"a": "Bearer AT-anna/\\"cd8c41", "b": "AT-anna\\/\\"cd8c41", "c": "AT-annaAT-anna/'
+    b'\\"cd8c41", "d": "AT-ann"}AT-anna/"cd8c41 AT-an'
+)
+MASKED = b'{"a": "Bearer ***", "b": "***", "c": "AT-anna***", "d": "AT-ann"}*** AT-an'
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 16, 1000])
+async def test_no_spelling_of_a_secret_is_read(size: int) -> None:
+    for secrets in ((TOKEN,), (f"Bearer {TOKEN}", TOKEN, "short", "")):
+        whole = mask_reply(HttpReply(200, {}, PiecedBody(BODY, size)), secrets)
+        assert await whole.body.read(10_000) == MASKED
+        assert whole.secrets == secrets
+        streamed = mask_reply(HttpReply(200, {}, PiecedBody(BODY, size)), secrets)
+        assert b"".join([one async for one in streamed.body.chunks()]) == MASKED
+
+
+async def test_a_stream_is_not_held_back_for_nothing() -> None:
+    reply = mask_reply(HttpReply(200, {}, PiecedBody(b"one\n\ntwo\n\nAT-", 5)), (TOKEN,))
+    assert [one async for one in reply.body.chunks()] == [b"one\n\n", b"two\n\n", b"AT-"]
+
+
+def test_words_of_the_configuration_are_no_secrets() -> None:
+    assert list_secret_words("Bearer abc def", "Bearer ${TOKEN}") == ["abc", "def"]
+    assert list_secret_words("application/json", "application/json") == []
