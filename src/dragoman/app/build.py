@@ -100,6 +100,7 @@ from dragoman.web.console.gate import ConsoleGate
 if TYPE_CHECKING:
     from dragoman.app.build_cluster import ClusterParts
     from dragoman.app.shared_audit import SharedAudit
+    from dragoman.stores.fence import Fence
 
 
 def build_app(
@@ -118,10 +119,8 @@ def build_app(
     registered, skill_table = RegisteredAgents(), SkillTable()
     cluster, member = _build_cluster(home, live)
     with contextlib.ExitStack() as undo:  # this process may try again
-        stores = build_stores(home, config, live.secrets, member.mark)
+        stores = build_stores(home, config, live.secrets, member.mark, _find_fence(cluster))
         undo.callback(stores.close)
-        if cluster is not None and not isinstance(stores.place, Path):
-            stores.place.fence = cluster.hubs.fence
         key, share = _share_audit(home, stores, cluster)
         store_watch = StoreWatch(stores, home / config.policy.folder)
         auth = build_auth(mode, live, stores, net, api_key)
@@ -202,6 +201,10 @@ def _build_cluster(home: Path, live: LiveConfig) -> tuple[ClusterParts | None, C
 
     cluster = build_cluster(home, live)
     return cluster, cluster.hubs
+
+
+def _find_fence(cluster: ClusterParts | None) -> Fence | None:
+    return cluster.hubs.fence if cluster is not None else None
 
 
 def _share_audit(

@@ -150,14 +150,14 @@ class PostgresServer:
         self,
         url: str,
         limits: PostgresLimits | None = None,
-        setting: str = STORE_URL,
         *,
         create: bool = True,
+        fence: Fence | None = None,
     ) -> None:
-        """Connects, and creates the schema if it is missing, unless `create` is False. Raises
-        `ConfigError`."""
-        check_database_url(url, setting)
-        self._setting = setting
+        """Connects, and creates the schema if it is missing, unless `create` is False. The write
+        transactions of the stores begin with `fence`. Raises `ConfigError`."""
+        check_database_url(url)
+        self.fence = Fence() if fence is None else fence
         self.place = render_origin(url)
         self.limits = limits or PostgresLimits()
         self.url = url
@@ -176,8 +176,6 @@ class PostgresServer:
         self._backends: set[int] = set()
         self._listeners: dict[str, list[Callable[[], None]]] = {}
         self._watch: DatabaseWatch | None = None
-        self.fence = Fence()
-        """What the write transactions of the stores begin with."""
         self._counted: set[str] = set()
         self._oldest: dict[str, int] = {}
         try:
@@ -190,7 +188,7 @@ class PostgresServer:
             raise self._build_error(error) from None
 
     def _build_error(self, error: Exception) -> ConfigError:
-        place = f'"{self.place}" of {self._setting}'
+        place = f'"{self.place}" of {STORE_URL}'
         return ConfigError(f"the database at {place} cannot be used: {describe_error(error)}")
 
     # --- connections ------------------------------------------------------------------------------
