@@ -145,7 +145,6 @@ class PostgresServer:
         self,
         url: str,
         limits: PostgresLimits | None = None,
-        setting: str = STORE_URL,
         *,
         create: bool = True,
         fence: Fence | None = None,
