@@ -22,8 +22,8 @@ attacks the hub or kills it, and judges what it does; tests/faults runs short ve
 them in `make test`. It needs Python and pip, and no root: a full and a read-only disk use \
 `unshare -rm` where the machine allows it, failing file operations and jumps of the clock a C \
 compiler where there is one, and so do steps of PostgreSQL's clock. `python -m faults --only \
-NAME` runs some experiments again and renews their rows, with `--seed SEED --case N` one case of a fuzzer. A row says what was done, no \
-more: other faults, sizes and times are not tested by it.
+NAME` runs some experiments again and renews their rows, with `--seed SEED --case N` one case of a \
+fuzzer. A row says what was done, and no more: other faults are not tested by it.
 
 The hubs have default settings, with these exceptions: rate limits above what an experiment sends; \
 A2A enabled, with more tasks for fuzzers and fewer for a full store; shorter timeouts for servers \
@@ -42,6 +42,8 @@ class Result:
     seconds: float
     missing: str = ""
     """What the machine lacks for it."""
+    seeds: int = 1
+    """How many it was run with; counts are sums over them, other figures the largest."""
 
     @property
     def verdict(self) -> str:
@@ -89,7 +91,8 @@ def render_page(results: Sequence[Result], seed: int, page: str = "") -> str:
 
 def _render_row(result: Result, seed: int) -> str:
     figures = result.missing or render_figures(result.outcome.figures)
-    run = f"{datetime.now(UTC):%Y-%m-%d}, {result.seconds:.0f} s, seed {seed}"
+    seeds = f"seed {seed}" if result.seeds == 1 else f"seeds {seed} to {seed + result.seeds - 1}"
+    run = f"{datetime.now(UTC):%Y-%m-%d}, {result.seconds:.0f} s, {seeds}"
     one = result.experiment
     cells = (one.name, one.does, one.passes, figures, run, result.verdict)
     return f"| {' | '.join(map(escape, cells))} |"

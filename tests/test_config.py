@@ -459,3 +459,17 @@ def test_impossible_login_settings_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=problem):
         parse(LOGIN_SERVER.format(more=more, transport=transport, table=table))
+
+
+def test_a_setting_that_is_gone_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = '[workflows]\ndatabase = "postgresql://u:hidden@db/runs"\n'
+    with pytest.raises(ConfigError, match=r"\[store\] url") as raised:
+        parse(text)
+    assert "dragoman store copy" in str(raised.value) and "hidden" not in str(raised.value)
+    monkeypatch.setenv("DRAGOMAN_WORKFLOWS__DATABASE", "postgresql://db/runs")
+    with pytest.raises(
+        ConfigError, match=r"DRAGOMAN_WORKFLOWS__DATABASE: .* not a setting any more"
+    ):
+        load(tmp_path / "config.toml")

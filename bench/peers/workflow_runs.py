@@ -23,6 +23,7 @@ from dragoman.app.build import build_app
 from dragoman.core.call import Call, Result
 from dragoman.core.principal import OWNER
 from dragoman.core.runs import ENDED, Run, StepRecord
+from dragoman.core.secret_rules import Author
 from dragoman.core.tool import TargetFacts, TargetTraits, Tool
 from dragoman.workflows.service import RunService, RunStart
 
@@ -93,7 +94,7 @@ async def measure(home: Path) -> dict[str, float]:
     app.parts.agents.local.by_name["noop"] = noop  # type: ignore[index]
     tool = Tool(name="noop.noop", alias="noop.noop", remote_name="noop", target=noop)
     app.parts.guards.hub.catalog.offer("noop", [tool])
-    parts.folder.write("three", json.dumps({"steps": STEPS}))
+    parts.folder.write("three", json.dumps({"steps": STEPS}), Author.OWNER)
     measured = Measurement(parts.service)
     for _ in range(20):
         await measured.run_one()

@@ -70,6 +70,14 @@ RENAMED_VALUES: Sequence[tuple[tuple[str, ...], Mapping[str, str]]] = (
     (("a2a", "external_agents", "*", "wire"), RENAMED_WIRES),
 )
 """Settings with former values and their replacements; `*` stands for every entry."""
+RETIRED: Mapping[tuple[str, str], str] = {
+    ("workflows", "database"): (
+        "runs are stored where [store] url stores everything else. Remove it; to keep the runs, "
+        "run: dragoman store copy URL, with the address of that database, whose runs stay, and "
+        "then set [store] url to it"
+    ),
+}
+"""Settings that are gone, and what to do."""
 
 
 class LogSettings(Struct, frozen=True, kw_only=True):
@@ -234,6 +242,7 @@ def _parse(
         raise ConfigError(f"{name} is not valid TOML: {error}") from None
     except RecursionError:
         raise ConfigError(f"{name} is nested too deeply") from None
+    _refuse_retired(raw, name, environ)
     source = ConfigSource(text, name, raw, merge_layers(raw, Config, environ, given))
     for path, renamed in RENAMED_VALUES:
         _replace_renamed(raw, path, (), renamed, source)
@@ -253,6 +262,14 @@ def _parse(
         where = source.locate(("tools", "search_url"))
         _check_url(config.tools.search_url, "web_search", where)
     return config, source
+
+
+def _refuse_retired(raw: Mapping[str, Any], name: str, environ: Mapping[str, str]) -> None:
+    for (section, key), remedy in RETIRED.items():
+        table, variable = raw.get(section), f"DRAGOMAN_{section}__{key}".upper()
+        where = name if isinstance(table, dict) and key in table else ""
+        if where := where or (variable if variable in environ else ""):
+            raise ConfigError(f"{where}: [{section}] {key} is not a setting any more: {remedy}")
 
 
 def _replace_renamed(
@@ -608,7 +625,7 @@ def _check_shared(config: Config, source: ConfigSource) -> None:
 
 def holds_secrets(config: Config) -> bool:
     """Whether the file holds secrets itself, and not only references to them."""
-    urls = config.store.url, config.redis.url, config.workflows.database
+    urls = config.store.url, config.redis.url
     found = [config.cluster.secret, *filter(_has_password, urls)]
     literal = any(one is not None and not is_reference(one) for one in found)
     return literal or config.api_key is not None

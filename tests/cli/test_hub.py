@@ -47,17 +47,15 @@ def test_commented_examples_of_the_first_file_load(terminal: Terminal) -> None:
 
 def test_config_show_has_no_secret_of_an_address(terminal: Terminal) -> None:
     shop = server_entry("shop", "stdio", "docker", "-e", "DB_PASS=c4n4ry", "pg://u:c4n4ry@h/d")
-    database = 'database = "postgresql://bob:c4n4ry@db.example/runs"'
     search = 'search_url = "https://u:c4n4ry@search.example/q?key=c4n4ry"'
     cluster = 'secret = "c4n4ry-c4n4ry-c4n4ry-c4n4ry-c4n4ry"'
     redis = '[redis]\nurl = "redis://:a@c4n4ry/b@h:1/0"\n[store]\nurl = "env:DATABASE_URL"'
-    config = f"[workflows]\n{database}\n[tools]\n{search}\n[cluster]\n{cluster}\n{redis}"
+    config = f"[tools]\n{search}\n[cluster]\n{cluster}\n{redis}"
     terminal.configure(shop, config=config)
     done = terminal.run("config", "show", "--all", "--json")
     assert done.code == 0, done.err
     assert "c4n4ry" not in done.out
     found = {row["setting"]: row["value"] for row in done.json()}
-    assert found["workflows.database"] == "postgresql://db.example/runs"
     assert found["store.url"] == "env:DATABASE_URL"
     assert found["tools.search_url"] == "https://search.example/q?…"
 

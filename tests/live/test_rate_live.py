@@ -257,6 +257,7 @@ def test_new_limits_apply_at_once_and_waiting_as_told_is_enough(
     until(lambda: find_cost() == 60)
     until(lambda: call().status == 200)
     answer = until(lambda: None if (answer := call_by_api()).status == 200 else answer)
+    assert answer is not None
     wait = answer.json()["error"]["retry_after"]
     assert 0 < wait < 1, answer.body  # 60 of 100 tokens a second
     time.sleep(wait)

@@ -15,11 +15,13 @@ from tests.mcp.http_stub_server import Request, legacy, serve_stub
 from tests.mcp.upstream_hub import Scripted, http, run_hub, until
 
 from dragoman.core.bus import Bus
+from dragoman.core.call import WantedUpdates
 from dragoman.core.events import Event, ServerLogged
 from dragoman.core.read_pacing import REST, Pace, pause_after_list
 from dragoman.mcp.client.jsonrpc_channel import MAX_BATCH, JsonRpcChannel
 from dragoman.mcp.client.server_logs import MAX_ANNOUNCED, ServerLogs
 from dragoman.processes.child_process import OutputRing
+from dragoman.wire.sse import TURN
 
 pytestmark = [pytest.mark.promise("N1"), pytest.mark.timeout(30)]
 
@@ -30,6 +32,40 @@ TIMES = 5
 
 def note(text: str) -> dict[str, Any]:
     return {"method": "notifications/message", "params": {"level": "info", "data": text}}
+
+
+async def test_events_that_arrive_at_once_leave_turns_for_others(short_tmp: Path) -> None:
+    """Between two turns of another task, a bounded number of events is read."""
+    read = 0
+    read_at_turns: list[int] = []
+
+    def handle(request: Request) -> None:
+        if request.asked != "tools/call":
+            legacy(request)
+            return
+        request.stream()
+        token = request.message["params"]["_meta"]["progressToken"]
+        for number in range(10_000):
+            params = {"progressToken": token, "progress": number}
+            request.event({"method": "notifications/progress", "params": params})
+        request.event({"id": request.message["id"], "result": {"content": []}})
+
+    def count(update: object) -> None:
+        nonlocal read
+        read += 1
+
+    async def take_turns() -> None:
+        while True:
+            read_at_turns.append(read)
+            await asyncio.sleep(0)
+
+    async with run_hub(short_tmp) as world, serve_stub(handle) as server:
+        await world.add(http("s", server.url))
+        turns = asyncio.create_task(take_turns())
+        await world.call("s.t", updates=count, wanted_updates=WantedUpdates(progress=True))
+        turns.cancel()
+    assert read == 10_000
+    assert max(later - before for before, later in pairwise(read_at_turns)) <= 2 * TURN
 
 
 @pytest.mark.parametrize("way", ["http", "stdio"])

@@ -54,7 +54,10 @@ USES: dict[str, tuple[Callable[[Path], Any], str, list[Use]]] = {
     "schedules": (
         DatabaseSchedules,
         "agents.db",
-        [lambda store: store.delete("default", "one", "1"), lambda store: store.save(SCHEDULE)],
+        [
+            lambda store: store.delete("default", "one", "1"),
+            lambda store: store.save(SCHEDULE, SCHEDULE),
+        ],
     ),
     "routing": (
         lambda home: DatabaseRouting(home, 100),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from dragoman.core.schedule_times import Timing, count_missed, find_next, parse_
 from dragoman.core.structs import replace
 from dragoman.core.tool import Tool
 from dragoman.stores.agent_schedules import DatabaseSchedules, ScheduleLimits
+from dragoman.stores.database import StorePlace
 from dragoman.stores.keys import KeyStore
 from dragoman.tools.agent_calls import ScheduledCalls
 from dragoman.tools.manifest_schedules import check_schedules, sync_schedules
@@ -144,7 +146,7 @@ def test_store_is_bounded_and_survives(tmp_path: Path) -> None:
     again = DatabaseSchedules(tmp_path)
     assert [one.once for one in again.list_schedules("default", "tester")] == [False, True]
     assert not again.delete("default", "x", "a") and again.delete("default", "tester", "a")
-    assert not again.save(build_schedule("a"))
+    assert not again.save(build_schedule("a"), build_schedule("a"))
     again.close()
 
 
@@ -226,6 +228,34 @@ async def test_missed_runs_are_made_up_for_once_and_reported(store: DatabaseSche
     assert find(store).missed == 3 and find(store).next_at == NOON + 2_400
     assert [one.id for one in store.load_all()] == ["a"]  # the other one is over
     await runner.close()
+
+
+class StaleSchedules(DatabaseSchedules):
+    """Those of a hub that has read them before another one has begun the runs."""
+
+    def __init__(self, place: StorePlace) -> None:
+        super().__init__(place)
+        self.read = super().load_all()
+
+    def load_all(self) -> list[Schedule]:
+        return self.read
+
+
+async def test_two_hubs_that_both_hold_the_lease_fire_once(store_place: StorePlace) -> None:
+    clock, fired = Clock(), Fired()
+    with closing(DatabaseSchedules(store_place)) as store:
+        store.add(build_schedule("a"))
+        store.add(build_schedule("b", once=True, message="once"))
+        with closing(StaleSchedules(store_place)) as stale:
+            clock.now += 10
+            runners = [ScheduleRunner(one, fired, None, clock) for one in (store, stale)]
+            for runner in runners:
+                runner.start_due()
+                await settle()
+            assert sorted(fired.messages) == ["go", "once"]
+            assert find(store).runs == 1
+            for runner in runners:
+                await runner.close()
 
 
 async def test_run_is_skipped_while_the_last_one_continues(store: DatabaseSchedules) -> None:

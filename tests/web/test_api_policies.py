@@ -386,6 +386,25 @@ async def test_invalid_policy_name_is_refused(tmp_path: Path, name: Any) -> None
             "/api/policies/explain",
             {"principal": "key:api_key", "tool": "work.read", "roles": "x"},
         ),
+        (
+            "POST",
+            "/api/policies/explain",
+            {"principal": "key:api_key", "tool": "work.read", "roles": ["x"] * 101},
+        ),
+        (
+            "POST",
+            "/api/policies/explain",
+            {
+                "principal": "key:api_key",
+                "tool": "work.read",
+                "context": {f"m{number}": 1 for number in range(101)},
+            },
+        ),
+        (
+            "POST",
+            "/api/policies/validate",
+            {"texts": {f"{name}.cedar": " " * (255 * 1024) for name in "abcde"}},
+        ),
         ("GET", "/api/policies/who-can", None),
         ("GET", "/api/policies/what-can", None),
         ("POST", "/api/policies/replay", {"since": 0}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -121,6 +122,10 @@ class TwoHubs:
     lives: bool = True
     has_stopped: bool = False
     lease_secs: float = 0.2
+    renews: bool = False
+    looks: int = 0
+    last_look: int = 0
+    """It has an heir after this one."""
 
     @property
     def id(self) -> str:
@@ -145,6 +150,12 @@ class TwoHubs:
 
     async def wait_for_change(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
+
+    async def read_beat(self, id: str) -> object:
+        self.looks += 1
+        if self.looks == self.last_look:
+            self.lives = False
+        return self.looks if self.renews else 0
 
 
 class Elsewhere:
@@ -321,3 +332,31 @@ async def test_a_request_that_a_stopped_hub_has_not_taken_is_served_by_its_heir(
     await clients.close()
     said = b"served by the heir" if has_stopped else forwarding.LOST.encode()
     assert said in response, response
+
+
+@pytest.mark.parametrize("renews", [True, False])
+async def test_a_hub_that_lives_and_is_not_reached_is_not_waited_for(renews: bool) -> None:
+    """One that has died is, until it has an heir."""
+    edge = TwoHubs(EDGE, lease_secs=1.0, renews=renews, last_look=0 if renews else 3)
+    clients = HubClients(build_tls(KEY).client)
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # and does not listen
+        edge.port = unused.getsockname()[1]
+        listener = HttpListener(
+            ForwardingApp(Heir(edge), edge, clients.open), sock := tcp_socket("127.0.0.1", 0)
+        )
+        port = sock.getsockname()[1]
+        await listener.start()
+        async with asyncio.timeout(30):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET /x HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            response = await reader.read()
+            writer.close()
+        listener.stop_accepting()
+        listener.abort()
+    await clients.close()
+    if renews:
+        assert response.startswith(b"HTTP/1.1 503") and b"nothing was sent" in response, response
+        assert edge.looks == 2
+    else:
+        assert b"served by the heir" in response and edge.looks == 3, response

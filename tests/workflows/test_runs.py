@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.workflows.run_rig import RunRig, StubTools, ask, call, node, run_rig
 
+from dragoman.app.workflows_view import WorkflowsView
 from dragoman.core.call import Call
+from dragoman.core.cluster import End, Receive
 from dragoman.core.errors import AuthorizationError, InvalidInput, NotFound, Overloaded, Unreachable
 from dragoman.core.events import UserEvent
 from dragoman.core.principal import OWNER, Principal
@@ -24,6 +27,7 @@ from dragoman.core.runs import (
     WAITING,
 )
 from dragoman.core.taint import EXTERNAL_NETWORK, UNTRUSTED_AGENT
+from dragoman.workflows.event_waits import EventWaits
 
 pytestmark = [pytest.mark.promise("R14"), pytest.mark.anyio]
 BOB = Principal("key", "bob")
@@ -408,3 +412,60 @@ async def test_labels_travel_from_step_to_step(short_tmp: Path) -> None:
         assert "secret" in run.labels
         assert run.state == FAILED and "secret -> net" in run.problem
         assert rig.stub.count("send") == 0
+
+
+class OtherHubs:
+    """A `ClusterBus` whose other end is the test."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, Mapping[str, Any]]] = []
+        self.receivers: dict[str, Receive] = {}
+
+    def publish(self, kind: str, data: Mapping[str, Any]) -> None:
+        self.sent.append((kind, data))
+
+    def subscribe(self, kind: str, receive: Receive) -> End:
+        self.receivers[kind] = receive
+        return lambda: None
+
+
+async def test_other_hubs_are_told_which_events_a_step_begins_to_wait_for(short_tmp: Path) -> None:
+    async with run_rig(short_tmp) as rig:
+        await rig.define("w", node("event", "wait", event="user"))
+        service, others = rig.service, OtherHubs()
+        service._events = EventWaits(
+            rig.bus, service._store, service._runner, time.time, cluster=others
+        )
+        run = await rig.start("w")
+        await rig.until(run.id, WAITING)
+        async with asyncio.timeout(20):
+            while not others.sent:
+                await asyncio.sleep(0.005)
+        assert others.sent == [("awaited", {"event": "user"})]
+        rig.bus.emit(UserEvent("a", "ready", {}, ""))
+        assert (await rig.until(run.id)).state == COMPLETED
+        # As a hub that is told so: it observes events that none of its own runs waits for.
+        service._events.close()
+        assert not service._events._ends
+        others.receivers["awaited"]("00000000", {"event": "user"})
+        others.receivers["awaited"]("00000000", {"event": ["unknown"]})
+        assert list(service._events._ends) == ["user"]
+
+
+async def test_a_hub_that_has_not_loaded_its_workflows_does_not_say_that_there_are_none(
+    short_tmp: Path,
+) -> None:
+    async with run_rig(short_tmp) as rig:
+        view = WorkflowsView(rig.app.parts.workflows)
+        assert view.list_workflows(OWNER) == []  # this home has none
+        (short_tmp / "workflows").mkdir()  # they are loaded a moment later
+        with pytest.raises(Overloaded, match="try again"):
+            view.describe(OWNER, "w")
+        for asked in (view.get_run(OWNER, "r"), view.list_runs(OWNER, "", (), 9, "")):
+            with pytest.raises(Overloaded):
+                await asked
+        with pytest.raises(Overloaded):
+            rig.app.parts.workflows.find_webhooks()
+        await rig.app.parts.workflows.require()
+        with pytest.raises(NotFound):
+            view.describe(OWNER, "w")

@@ -339,9 +339,12 @@ class App:
         await _wait(STOP_SECONDS, parts.agents.stop())
         # Calls that still run fail now, and their clients get an answer.
         await _wait(STOP_SECONDS, parts.upstreams.stop())
-        if parts.cluster is not None:
-            await _wait(STOP_SECONDS, parts.cluster.leave(parts.mcp.http.sessions.export()))
         await _wait(STOP_SECONDS, parts.logins.close())
+        if parts.cluster is not None:
+            # A hub that has left the cluster stores nothing more.
+            parts.stores.conversations.close()
+            await _wait(STOP_SECONDS, parts.events.dispatches.close())
+            await _wait(STOP_SECONDS, parts.cluster.leave(parts.mcp.http.sessions.export()))
         DESCENDANTS.kill_all()
         parts.auth.close()
         if parts.telemetry is not None:

@@ -60,6 +60,8 @@ React = Callable[[str], Awaitable[None]]
 FindLeft = Callable[[Sequence[str]], Collection[str]]
 
 MAX_CLIENTS = 256
+CONNECT_SECONDS = 2.0
+"""How long a connection to another hub may take."""
 LAST_SECONDS = 2.0
 LEAVE_SECONDS = 0.5
 """Time for the responses of calls that were ended."""
@@ -78,7 +80,12 @@ class HubClients:
         self._net = self._build_net(None)
 
     def _build_net(self, path: str | None) -> OutboundHttp:
-        return OutboundHttp(socket_path=path, tls=self._tls, connections=MAX_FORWARDED)
+        return OutboundHttp(
+            socket_path=path,
+            tls=self._tls,
+            connections=MAX_FORWARDED,
+            connect_seconds=CONNECT_SECONDS,
+        )
 
     def open(self, address: str) -> tuple[HttpClient, str]:
         """Returns the client for a hub, and the URL that it requests."""

@@ -127,7 +127,7 @@ def build_stores(home: Path, config: Config, secrets: SecretResolver, hub: str =
         users = _open_users(place) if config.auth.server.enabled else None
         undo.pop_all()
     clock = SteadyClock(record.clock_seen or audit.previous_end_at, record.clock_new_since)
-    conversations = DatabaseConversations(place, witness.register_stores)
+    conversations = DatabaseConversations(place, witness.register_stores, is_shared=bool(hub))
     return Stores(
         witness, keys, audit, clock, Tally(audit), pins, labels, usage, registry, tasks,
         conversations, users, place,

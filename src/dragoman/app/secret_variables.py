@@ -16,7 +16,7 @@ from dragoman.processes.child_process import COMMON_VARIABLES, USER_VARIABLES
 PROXIES = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"})
 _ORDINARY = COMMON_VARIABLES | USER_VARIABLES | {"PATH", "HOME"}
 _SECRET_SETTINGS = (
-    "API_KEY", "__HEADERS", "REDIS__URL", "STORE__URL", "CLUSTER__SECRET", "WORKFLOWS__DATABASE",
+    "API_KEY", "__HEADERS", "REDIS__URL", "STORE__URL", "CLUSTER__SECRET",
 )  # fmt: skip
 
 
@@ -80,7 +80,7 @@ def _list_named(config: Config) -> Iterator[str]:
     for client in (config.auth.introspection, config.auth.server.oidc):
         references += [client.client_secret] if client is not None else []
     references += [config.api_key, config.cluster.secret]
-    references += [config.store.url, config.workflows.database, config.redis.url]
+    references += [config.store.url, config.redis.url]
     for reference in references:
         if reference is not None and reference.startswith("env:"):
             yield reference.removeprefix("env:")

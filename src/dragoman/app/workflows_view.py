@@ -31,7 +31,7 @@ class WorkflowsView:
     # --- workflows -------------------------------------------------------------------------------
 
     def list_workflows(self, principal: Principal) -> list[dict[str, Any]]:
-        parts = self._lazy.find()
+        parts = self._lazy.find_loaded()
         if parts is None:
             return []
         from dragoman.workflows.describe import describe_file
@@ -103,7 +103,7 @@ class WorkflowsView:
         limit: int,
         cursor: str,
     ) -> tuple[list[dict[str, Any]], str]:
-        parts = self._lazy.find()
+        parts = self._lazy.find_loaded()
         if parts is None:
             return [], ""
         found, following = await parts.service.list_runs(principal, workflow, states, limit, cursor)
@@ -149,7 +149,7 @@ class WorkflowsView:
     # --- who may see what ------------------------------------------------------------------------
 
     def _require(self, name: str) -> WorkflowParts:
-        if (parts := self._lazy.find()) is None:
+        if (parts := self._lazy.find_loaded()) is None:
             raise NotFound(f'there is no workflow "{name[:80]}"')
         return parts
 
@@ -164,7 +164,7 @@ class WorkflowsView:
         return parts
 
     def _require_runs(self, id: str) -> WorkflowParts:
-        if (parts := self._lazy.find()) is None:
+        if (parts := self._lazy.find_loaded()) is None:
             raise NotFound(f'there is no run "{id[:64]}"')
         return parts
 

@@ -236,6 +236,12 @@ def is_own_trouble(error: BaseException) -> bool:
     return isinstance(error, OWN_TROUBLES) and not error.has_left
 
 
+def is_stopping(error: BaseException) -> bool:
+    """Whether the hub stops, so that it will not make the call later. One whose lease has expired
+    is cut off or was paused, and joins again."""
+    return isinstance(error, ShuttingDown) and not isinstance(error, LeaseExpired)
+
+
 class ConfigError(HubError):
     """The configuration cannot be used; the message says what is wrong, where, and the fix."""
 

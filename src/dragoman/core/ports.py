@@ -217,6 +217,9 @@ class TaskStore(Protocol):
     def load_entries(self, key: int, after: int = 0, most: int | None = None) -> list[Entry]:
         """Loads the entries after number `after`, in order: at least one, about `most` bytes."""
 
+    def check(self) -> None:
+        """Raises `StorageFailed` if it is known that nothing can be stored now."""
+
     def save(self, changes: Sequence[TaskChange]) -> list[tuple[int, int]]:
         """Stores all or none, durably; returns the key and the growth in bytes of each."""
 
@@ -518,10 +521,12 @@ class ScheduleStore(Protocol):
 
     def load_all(self) -> list[Schedule]: ...
 
-    def save(self, schedule: Schedule) -> bool:
-        """Replaces one; returns False if it was deleted meanwhile."""
+    def save(self, schedule: Schedule, before: Schedule) -> bool:
+        """Replaces one that is still as it was `before`; returns False if it was deleted, or
+        another hub has changed it, meanwhile."""
 
-    def delete(self, org: str, owner: str, id: str) -> bool: ...
+    def delete(self, org: str, owner: str, id: str) -> bool:
+        """Returns False if there is none any more."""
 
 
 class CredentialId(NamedTuple):

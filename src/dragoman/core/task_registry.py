@@ -278,8 +278,9 @@ class TaskRegistry(Generic[R]):
         owned = self._owners.get(task.owner) or OwnedTasks()
         if task.id in owned.tasks:
             raise InvalidInput(f'task "{task.id[:100]}" already exists; choose another id')
+        self._store.check()  # nothing is started that cannot be stored
         if self._failing:
-            self.flush()  # nothing is started that cannot be stored
+            self.flush()
         self._make_room(owned)
         self._owners[task.owner] = owned  # without tasks until now, or since room was made
         self._put(task, owned)
@@ -491,6 +492,8 @@ class VolatileTaskStore:
 
     def load_entries(self, key: int, after: int = 0, most: int | None = None) -> list[Entry]:
         return []
+
+    def check(self) -> None: ...
 
     def save(self, changes: Sequence[TaskChange]) -> list[tuple[int, int]]:
         return [(0, 0)] * len(changes)

@@ -156,8 +156,6 @@ class Users(BrowserSessionStore, Protocol):
 
     def find_by_subject(self, subject: str) -> UserRecord | None: ...
 
-    def find_by_handle(self, handle: bytes) -> UserRecord | None: ...
-
     def bind_subject(self, name: str, subject: str) -> None:
         """Binds a user without a password to an identity of a provider, once. Raises
         `InvalidInput`."""

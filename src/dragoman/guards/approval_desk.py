@@ -174,8 +174,8 @@ class ApprovalDesk:
         self, found: StoredApproval, parked: ParkedCall, settings: ApprovalSettings, now: float
     ) -> bool:
         """Whether a result that was delivered answers the same call again: the client may not have
-        got it. A failure does not: whoever repeats that call wants it to be made, and a person
-        decides."""
+        got it. A failure does not: a client that repeats that call wants it to be made, and a
+        person decides."""
         if found.outcome != COMPLETED or parked.kind != TOOL:
             return False
         until = found.ended_at + settings.result_secs

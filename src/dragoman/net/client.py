@@ -49,12 +49,14 @@ class OutboundHttp:
         socket_path: str | None = None,
         tls: ssl.SSLContext | None = None,
         connections: int = CONNECTIONS,
+        connect_seconds: float = CONNECT_SECONDS,
     ) -> None:
         """With `socket_path` every connection goes to that Unix socket, without TLS unless `tls` is
         given, which is used instead of the certificates of the system. At most `connections` are
         open to an origin."""
         self.resolve = resolve
         self._connections = connections
+        self._connect_seconds = connect_seconds
         self._socket_path = socket_path
         # A pool lives as long as something has a route to it or it has a connection.
         self._pools: WeakValueDictionary[tuple[UrlOrigin, Reach], ConnectionPool] = (
@@ -108,7 +110,7 @@ class OutboundHttp:
         if pool is None:
             socket_path, has_tls = self._socket_path, self._has_socket_tls
             dialer = Dialer(reach, self.resolve, self._tls, socket_path, has_tls)
-            pool = ConnectionPool(dialer, self._connections)
+            pool = ConnectionPool(dialer, self._connections, self._connect_seconds)
             self._pools[url.origin, reach] = pool
             if self._closed:
                 pool.close()

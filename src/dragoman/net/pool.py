@@ -21,10 +21,14 @@ HELD_BYTES = 64 * 1024 * 1024
 class ConnectionPool:
     __slots__ = (
         "__weakref__", "_closed", "_dialer", "_dialling", "_held", "_idle", "_most", "_open",
-        "_pace", "_sweep", "gone", "loop",
+        "_pace", "_seconds", "_sweep", "gone", "loop",
     )  # fmt: skip
 
-    def __init__(self, dialer: Dialer, most: int = CONNECTIONS) -> None:
+    def __init__(
+        self, dialer: Dialer, most: int = CONNECTIONS, seconds: float = CONNECT_SECONDS
+    ) -> None:
+        """A connection is made within `seconds`."""
+        self._seconds = seconds
         self.loop = asyncio.get_running_loop()
         self.gone = asyncio.Event()
         """Set once the pool is closed and its last connection is closed."""
@@ -59,7 +63,7 @@ class ConnectionPool:
         self._dialling += 1
         try:
             connection = await self._dialer.dial(
-                url, lambda: Connection(self, self.loop), min(seconds, CONNECT_SECONDS)
+                url, lambda: Connection(self, self.loop), min(seconds, self._seconds)
             )
         finally:
             self._dialling -= 1

@@ -14,6 +14,8 @@ from dragoman.stores.database import LoopStore, StorePlace
 
 _FIELDS = Schedule.__struct_fields__
 _COLUMNS = ", ".join(_FIELDS)
+_COMPARED = ("next_at", "runs", "missed", "outcome")
+"""What a run of a schedule changes: two hubs cannot begin the same run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +47,13 @@ class DatabaseSchedules(LoopStore):
     def load_all(self) -> list[Schedule]:
         return [_schedule_from_row(row) for row in self._read(f"SELECT {_COLUMNS} FROM schedules")]
 
-    def save(self, schedule: Schedule) -> bool:
+    def save(self, schedule: Schedule, before: Schedule) -> bool:
         assigned = ", ".join(f"{name} = ?" for name in _FIELDS[1:])
+        same = " AND ".join(f"{name} = ?" for name in _COMPARED)
         with self._transact() as db:
             done = db.execute(
-                f"UPDATE schedules SET {assigned} WHERE id = ?",
-                (*_values(schedule)[1:], schedule.id),
+                f"UPDATE schedules SET {assigned} WHERE id = ? AND {same}",
+                (*_values(schedule)[1:], schedule.id, *(getattr(before, one) for one in _COMPARED)),
             )
             return done.rowcount > 0
 

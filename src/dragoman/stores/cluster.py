@@ -80,6 +80,8 @@ HAND_OVER_SECONDS = 3.0
 RETRY_SECONDS = 0.5
 REFRESH_SECONDS = 0.2
 """How often requests for unknown hubs make this one read the table of hubs."""
+SWEEP_SECONDS = 1.0
+"""How often is looked for what ended hubs have left, at most."""
 FORGET_DAYS = 8
 """How long an ended hub is remembered: its sessions are found by its row."""
 MAX_QUEUED = 1_000
@@ -212,6 +214,8 @@ class PostgresCluster:
         """Since when no renewal has been missed."""
         self._read = 0.0
         """When the table of hubs was read last."""
+        self._swept = 0.0
+        """When was looked for what ended hubs have left."""
         self._wanted: dict[str, int] = {}
         """The leases that this hub asks for, with the token of each; 0 if it does not hold it."""
         self._holders: dict[str, str] = {}
@@ -572,7 +576,10 @@ class PostgresCluster:
         """Finds the hubs of which something has appeared after they were taken over."""
         settled = [one.id for one in self.hubs.values() if one.heir == self.mark and one.is_settled]
         left: set[str] = set()
-        for find in self.find_left if settled else ():
+        if not settled or self._read - self._swept < SWEEP_SECONDS:
+            return left
+        self._swept = self._read
+        for find in self.find_left:
             try:
                 left.update(find(settled))
             except StorageFailed as error:
@@ -644,6 +651,12 @@ class PostgresCluster:
         """Seconds since this hub has seen the row of another change."""
         known = self._observed.get(id)
         return _read_clock() - known.since if known is not None else 0.0
+
+    async def read_beat(self, id: str) -> object:
+        """Reads what changes each time a hub shows that it lives. Raises `StorageFailed`."""
+        await self.refresh()
+        known = self._observed.get(id)
+        return (known.beats, known.seen_at) if known is not None else None
 
     async def _begin_anew(self) -> None:
         """Others have declared this hub dead while it was cut off, and own what was its own."""

@@ -35,7 +35,7 @@ from dragoman.stores.database import (
     StoreTables,
 )
 from dragoman.stores.fence import BEGIN, IDLE, LOST, READ_ONLY, Fence, is_refusal
-from dragoman.stores.postgres_connections import is_idle
+from dragoman.stores.postgres_connections import is_idle, render_failure
 from dragoman.stores.postgres_sql import (
     Names,
     convert_values,
@@ -126,11 +126,6 @@ def _prepare(connection: DeadlineConnection, seconds: float) -> None:
     )
 
 
-def describe_error(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
-
-
 def _convert(error: psycopg.Error | OSError) -> sqlite3.Error:
     if is_refusal(error):
         return FencedError(LOST)
@@ -139,7 +134,7 @@ def _convert(error: psycopg.Error | OSError) -> sqlite3.Error:
         kind = sqlite3.IntegrityError
     elif isinstance(error, psycopg.DataError):
         kind = sqlite3.DataError
-    return kind(describe_error(error))
+    return kind(render_failure(error))
 
 
 class PostgresServer:
@@ -191,7 +186,7 @@ class PostgresServer:
 
     def _build_error(self, error: Exception) -> ConfigError:
         place = f'"{self.place}" of {self._setting}'
-        return ConfigError(f"the database at {place} cannot be used: {describe_error(error)}")
+        return ConfigError(f"the database at {place} cannot be used: {render_failure(error)}")
 
     # --- connections ------------------------------------------------------------------------------
 
@@ -226,7 +221,7 @@ class PostgresServer:
             self.release(lane)
             raise ConfigError(
                 f'the tables of "{tables.store}" in the database at "{self.place}" cannot be '
-                f"used: {describe_error(error)}"
+                f"used: {render_failure(error)}"
             ) from None
         except ConfigError:
             self.release(lane)
@@ -300,6 +295,16 @@ class PostgresServer:
             row = connection.execute(f"SELECT id FROM {SCHEMA}.identity").fetchone()
         return str(row[0]) if row else ""
 
+    def can_create_tables(self) -> bool:
+        """Whether the database has the hub's schema, and its user may create tables there."""
+        find = (
+            "SELECT coalesce(has_schema_privilege(oid, 'CREATE'), false) "
+            f"FROM pg_namespace WHERE nspname = '{SCHEMA}'"
+        )
+        with self._open_briefly() as connection:
+            row = connection.execute(find).fetchone()
+        return bool(row and row[0])
+
     @contextmanager
     def _open_briefly(self) -> Iterator[DeadlineConnection]:
         try:
@@ -370,13 +375,14 @@ class PostgresServer:
 
     def refuse_if_down(self) -> None:
         if self._problem:
-            raise sqlite3.OperationalError(f"the database is not available: {self._problem}")
+            cause = psycopg.OperationalError(self._problem)
+            raise sqlite3.OperationalError(f"the database is not available: {cause}") from cause
 
     def note_failure(self, error: BaseException) -> None:
         """Lets statements fail at once until the watch has reached the server again. A server that
         is not watched is tried again by each statement."""
         if self._watch is not None:
-            why = describe_error(error)
+            why = render_failure(error)
             STORAGE_OUTAGE.note(f'the database at "{self.place}" is not available: {why}')
             self._problem = why
             self._watch.wake()
@@ -404,7 +410,7 @@ class PostgresServer:
             ((row,),) = (rows.fetchall() for rows in lane.run([(_TRIAL, ())], ()))
             self._unfit = "it is read-only" if row[0] == "on" else ""
         except sqlite3.Error as error:
-            self._unfit = describe_error(error)
+            self._unfit = render_failure(error)
         if self._unfit and not self._problem:
             STORAGE_OUTAGE.note(f'the database at "{self.place}" is not usable: {self._unfit}')
 

@@ -125,20 +125,24 @@ class ScheduleRunner:
             following = find_next(timing, now, schedule.next_at)
         except InvalidInput as error:  # the time zone is unknown to this machine
             following, reason = now + 86_400, str(error)
-            self._store.save(replace(schedule, next_at=following, outcome=reason[:MAX_OUTCOME]))
+            changed = replace(schedule, next_at=following, outcome=reason[:MAX_OUTCOME])
+            self._store.save(changed, schedule)
             return following
+        before = schedule
         schedule = replace(schedule, next_at=following, missed=schedule.missed + missed)
         if schedule.id in self._running:
-            self._store.save(replace(schedule, missed=schedule.missed + 1))
+            self._store.save(replace(schedule, missed=schedule.missed + 1), before)
             log.warning('schedule "%s" was skipped: its last run still continues', schedule.id)
+            return following
+        schedule = replace(schedule, last_at=now, runs=schedule.runs + 1, outcome=RUNNING)
+        if schedule.once:
+            is_ours = self._store.delete(schedule.org, schedule.owner, schedule.id)
+        else:
+            is_ours = self._store.save(schedule, before)
+        if not is_ours:  # it was deleted, or another hub has begun this run
             return following
         if missed:
             log.warning('schedule "%s" has missed %d runs', schedule.id, missed)
-        schedule = replace(schedule, last_at=now, runs=schedule.runs + 1, outcome=RUNNING)
-        if schedule.once:
-            self._store.delete(schedule.org, schedule.owner, schedule.id)
-        else:
-            self._store.save(schedule)
         self._running.add(schedule.id)
         self._background.spawn(self._run_one(schedule, missed))
         return following
@@ -164,7 +168,7 @@ class ScheduleRunner:
         try:
             for now in self._store.list_schedules(schedule.org, schedule.owner):
                 if now.id == schedule.id and now.runs == schedule.runs:
-                    self._store.save(replace(now, outcome=outcome))
+                    self._store.save(replace(now, outcome=outcome), now)
         except StorageFailed as error:
             log.error("%s", error)
 
@@ -172,6 +176,6 @@ class ScheduleRunner:
         try:
             for schedule in self._store.load_all():
                 if schedule.outcome == RUNNING:
-                    self._store.save(replace(schedule, outcome=INTERRUPTED))
+                    self._store.save(replace(schedule, outcome=INTERRUPTED), schedule)
         except StorageFailed as error:
             log.error("%s", error)

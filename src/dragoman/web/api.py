@@ -33,8 +33,10 @@ from dragoman.core.hub import CallOptions, Hub
 from dragoman.core.logs import render_time
 from dragoman.core.ports import ADMIN
 from dragoman.core.principal import Principal
+from dragoman.core.structs import replace
 from dragoman.core.tool import Nowhere
 from dragoman.core.tool_filter import EVERYTHING
+from dragoman.core.tool_identity import KEY_META
 from dragoman.core.trace import parse_trace
 from dragoman.core.urls import parse_query
 from dragoman.web.errors import find_status
@@ -506,8 +508,10 @@ CAN_BE_ASKED = ("form", "url")
 
 _SHAPE = (
     'the body must be {"arguments": {…}}, with "can" (a list of "form" and "url") where questions '
-    'can be answered, and "answers" and "handle" where they are'
+    'can be answered, "answers" and "handle" where they are, and "idempotencyKey" (a text of at '
+    "most 200 characters) where the call may be repeated"
 )
+MAX_KEY = 200
 
 
 def _parse_call(
@@ -519,12 +523,17 @@ def _parse_call(
         given = decode(request.body) if request.body.strip() else {}
     except Malformed as error:
         raise InvalidInput(str(error)) from None
-    if not isinstance(given, dict) or given.keys() - {"arguments", *QUESTION_MEMBERS}:
+    known = {"arguments", "idempotencyKey", *QUESTION_MEMBERS}
+    if not isinstance(given, dict) or given.keys() - known:
         raise InvalidInput(_SHAPE)
-    arguments = given.get("arguments", {})
+    arguments, key = given.get("arguments", {}), given.get("idempotencyKey")
     options = build_call_options(request, given, features)
     if not isinstance(arguments, dict) or options is None:
         raise InvalidInput(_SHAPE)
+    if key is not None:
+        if not isinstance(key, str) or not 0 < len(key) <= MAX_KEY:
+            raise InvalidInput(_SHAPE)
+        options = replace(options, meta={KEY_META: key})
     return arguments, options
 
 

@@ -27,6 +27,11 @@ from dragoman.web.openapi_schemas import QUERY_FLAG, TEXT
 MAX_TEXT = 256 * 1024
 """Characters of one file."""
 MAX_TEXTS = 200
+MAX_ALL = 1024 * 1024
+"""Characters of all files of a draft."""
+MAX_QUESTION = 64 * 1024
+"""Bytes of a question."""
+MAX_ROLES, MAX_ROLE, MAX_ATTRIBUTES = 100, 200, 100
 MAX_REPLAYED = 1_000_000
 REPLAYED = 100_000
 """The default limit of replayed calls."""
@@ -59,7 +64,7 @@ class PolicyAdministration(Protocol):
 
     async def test(self, texts: Mapping[str, str] | None) -> Json: ...
 
-    def explain(
+    async def explain(
         self,
         principal: str,
         tool: str,
@@ -69,7 +74,7 @@ class PolicyAdministration(Protocol):
     ) -> Json:
         """`roles` replace the roles of the principal, which then need not exist."""
 
-    def who_can(self, tool: str) -> Json: ...
+    async def who_can(self, tool: str) -> Json: ...
 
     async def what_can(self, principal: str) -> Json: ...
 
@@ -167,6 +172,7 @@ class PoliciesApi:
         "Who may call what, and why: principal, tool, action, context, roles",
         (404, 409),
         "PolicyQuestion",
+        body_bytes=MAX_QUESTION,
     )
     async def _explain(self, request: ApiRequest) -> ApiResponse:
         given = _check_members(
@@ -175,15 +181,20 @@ class PoliciesApi:
         action, context, roles = given.get("action"), given.get("context", {}), given.get("roles")
         if not isinstance(action, str | None):
             raise InvalidInput('"action" must be the name of an action')
-        if not isinstance(context, dict):
-            raise InvalidInput('"context" must be an object')
+        if not isinstance(context, dict) or len(context) > MAX_ATTRIBUTES:
+            raise InvalidInput(f'"context" must be an object of at most {MAX_ATTRIBUTES} members')
         if roles is not None and not (
-            isinstance(roles, list) and all(isinstance(role, str) for role in roles)
+            isinstance(roles, list)
+            and len(roles) <= MAX_ROLES
+            and all(isinstance(role, str) and len(role) <= MAX_ROLE for role in roles)
         ):
-            raise InvalidInput('"roles" must be a list of strings')
+            raise InvalidInput(
+                f'"roles" must be a list of at most {MAX_ROLES} strings, each of at most '
+                f"{MAX_ROLE} characters"
+            )
         principal, tool = _parse_text(given, "principal"), _parse_text(given, "tool")
         assumed = tuple(roles) if roles is not None else None
-        return build_response(self._source.explain(principal, tool, action, context, assumed))
+        return build_response(await self._source.explain(principal, tool, action, context, assumed))
 
     @admin_route(
         "GET /api/policies/who-can",
@@ -193,7 +204,7 @@ class PoliciesApi:
         needs=("tool",),
     )
     async def _who_can(self, request: ApiRequest) -> ApiResponse:
-        return build_response(self._source.who_can(_parse_text(request.query, "tool")))
+        return build_response(await self._source.who_can(_parse_text(request.query, "tool")))
 
     @admin_route(
         "GET /api/policies/what-can",
@@ -294,6 +305,8 @@ def _parse_texts(given: Mapping[str, Any]) -> dict[str, str] | None:
             raise InvalidInput(f'invalid file name "{name[:100]}": use NAME.cedar or NAME.toml')
         if not isinstance(text, str) or len(text) > MAX_TEXT:
             raise InvalidInput(f'"{name}" must be a string of at most {MAX_TEXT} characters')
+    if sum(map(len, texts.values())) > MAX_ALL:
+        raise InvalidInput(f'"texts" is too long: at most {MAX_ALL} characters together')
     return texts
 
 

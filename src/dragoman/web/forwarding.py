@@ -108,6 +108,9 @@ class Cluster(Protocol):
     async def wait_for_change(self, seconds: float) -> None:
         """Waits until hubs have come or gone, or so many seconds."""
 
+    async def read_beat(self, id: str) -> object:
+        """Reads what changes each time a hub shows that it lives. Raises `StorageFailed`."""
+
 
 class ForwardedRequest(msgspec.Struct, frozen=True):
     """A request as its client sent it, with the principal that the first hub has found."""
@@ -261,6 +264,7 @@ class ForwardingApp:
         """Sends the request to its owner. A hub that has just ended cannot be reached, and has an
         heir a moment later."""
         problem: HubError = StorageFailed("the owner of the request is not known")
+        attempts = HubAttempts(self._cluster)
         until = request.loop.time() + 2 * self._cluster.lease_secs + HANDOVER_SECONDS
         is_first = True
         while request.loop.time() < until and not request.lost:
@@ -279,6 +283,7 @@ class ForwardingApp:
                 except Unreachable as error:
                     if error.sent and not await self._has_left(owner):
                         raise
+                    await attempts.note_failure(owner, error)
                     problem = error
             is_first = False
             waited = start_task(
@@ -344,6 +349,32 @@ class ForwardingApp:
     async def _is_owner(self, owner: HubAddress) -> bool:
         """Whether the hub still lives, as far as is known."""
         return await is_alive(self._cluster, owner)
+
+
+class HubAttempts:
+    """The attempts to reach the owner of one request. One that is dead has an heir soon, for which
+    the request waits; one that lives and is not reached has none."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._beats: dict[str, object] = {}
+        """Of each hub that was not reached, what was read after the first attempt."""
+
+    async def note_failure(self, hub: HubAddress, error: Unreachable) -> None:
+        """Raises `Unreachable` if the hub has shown that it lives since the first attempt."""
+        if error.sent:
+            return
+        try:
+            beat = await self._cluster.read_beat(hub.id)
+        except StorageFailed:
+            return  # this hub is cut off, too
+        if self._beats.setdefault(hub.id, beat) != beat:
+            log.warning("hub %s lives, and this hub cannot reach it: %s", hub.id, error)
+            raise Unreachable(
+                f"hub {hub.id} lives, and this hub cannot reach it at {hub.address}: {error}; "
+                "nothing was sent. See: dragoman cluster status",
+                sent=False,
+            ) from error
 
 
 async def is_alive(cluster: Cluster, hub: HubAddress) -> bool:

@@ -21,6 +21,7 @@ from dragoman.web.forwarding import (
     Cluster,
     ForwardedRequest,
     HubAddress,
+    HubAttempts,
     OpenClient,
     is_alive,
     render_principal,
@@ -54,6 +55,7 @@ class OwnerClient:
     ) -> AsyncIterator[bytes] | None:
         packed = _pack(part, principal, body, is_charged)
         problem: HubError = StorageFailed("the owner of the request is not known")
+        attempts = HubAttempts(self._cluster)
         loop = asyncio.get_running_loop()
         seconds = 2 * self._cluster.lease_secs + 2
         until = loop.time() + seconds
@@ -72,6 +74,7 @@ class OwnerClient:
                 except Unreachable as error:
                     if error.sent:
                         raise
+                    await attempts.note_failure(owner, error)
                     problem = error
             # A hub that has just ended has an heir a moment later.
             await self._cluster.wait_for_change(self._cluster.lease_secs / OWNER_WAITS)

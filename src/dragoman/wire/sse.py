@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 MAX_EVENT = 10 * 1024 * 1024
@@ -12,6 +13,12 @@ HEADERS = [
     (b"x-accel-buffering", b"no"),
 ]
 """The headers of a response that is a stream of events."""
+
+
+PIECE = 16 * 1024
+"""Bytes that are parsed in one step."""
+TURN = 64
+"""Events that are read before other tasks of the hub run."""
 
 
 class EventTooLong(ValueError):
@@ -29,6 +36,15 @@ def encode_event(data: bytes, *, name: str | None = None, id: str | None = None)
     """Encodes one event. `data` is compact JSON, without line breaks."""
     head = (f"id: {id}\n" if id is not None else "") + (f"event: {name}\n" if name else "")
     return head.encode() + b"data: " + data + b"\n\n"
+
+
+def split_pieces(chunk: bytes) -> Iterator[bytes]:
+    """Splits a chunk of a stream into pieces that each take little time to parse."""
+    if len(chunk) <= PIECE:
+        yield chunk
+        return
+    for at in range(0, len(chunk), PIECE):
+        yield chunk[at : at + PIECE]
 
 
 class SseParser:

@@ -8,13 +8,6 @@ from msgspec import Meta, Struct
 
 
 class WorkflowSettings(Struct, frozen=True, kw_only=True):
-    database: Annotated[
-        str | None,
-        Meta(
-            description="Where runs are stored: the address of a PostgreSQL database, or a "
-            'reference to it such as "env:DATABASE_URL"; by default `runs.db` in the home.'
-        ),
-    ] = None
     durable: Annotated[
         bool,
         Meta(

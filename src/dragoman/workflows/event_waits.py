@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 from dragoman.core.background import Background
 from dragoman.core.bus import Bus
 from dragoman.core.call import Call
+from dragoman.core.cluster import SINGLE_HUB, ClusterBus
 from dragoman.core.errors import StorageFailed
 from dragoman.core.event_payloads import EVENT_NAMES, redact_event, render_event
 from dragoman.core.events import Event, UserEvent
@@ -24,6 +25,8 @@ log = logging.getLogger(__name__)
 PAGE: Final = 500
 MAX_QUEUED: Final = 1_000
 """Events that wait to be matched; more are dropped."""
+AWAITED: Final = "awaited"
+"""Messages to other hubs about events that a step has begun to wait for."""
 _KINDS = {name: kind for kind, name in EVENT_NAMES.items()}
 
 
@@ -50,9 +53,17 @@ class _Received(NamedTuple):
 
 class EventWaits:
     def __init__(
-        self, bus: Bus, store: RunStore, runner: Runner, clock: Callable[[], float]
+        self,
+        bus: Bus,
+        store: RunStore,
+        runner: Runner,
+        clock: Callable[[], float],
+        cluster: ClusterBus = SINGLE_HUB,
     ) -> None:
+        """`cluster` tells the other hubs what is awaited, since an event happens at one of them."""
         self._bus = bus
+        self._cluster = cluster
+        self._end_news = cluster.subscribe(AWAITED, self._note_wait_elsewhere)
         self._store = store
         self._runner = runner
         self._clock = clock
@@ -70,6 +81,7 @@ class EventWaits:
             after = page[-1][:2]
 
     def close(self) -> None:
+        self._end_news()
         for end in self._ends.values():
             end()
         self._ends.clear()
@@ -78,6 +90,11 @@ class EventWaits:
     def _note_wait(self, run: Run, record: StepRecord) -> None:
         kind, _, name = record.awaited.partition(" ")
         if kind == EVENT and record.state == WAITING:
+            self._observe(name)
+            self._cluster.publish(AWAITED, {"event": name})
+
+    def _note_wait_elsewhere(self, hub: str, data: Mapping[str, Any]) -> None:
+        if isinstance(name := data.get("event"), str):
             self._observe(name)
 
     def _observe(self, name: str) -> None:

@@ -26,8 +26,6 @@ SENT_TOO_MUCH = f"sent more than {MAX_EVENTS} events or {MAX_STREAM >> 20} MB"
 MAX_ID = 1_000
 TURN = 16
 """Events that are read before other tasks of the hub run."""
-PIECE = 16 * 1024
-"""Bytes that are parsed in one step."""
 BYTES_AN_EVENT = 16 * 1024
 """An event counts once more for each such number of bytes."""
 
@@ -138,11 +136,8 @@ async def read_events(request: AgentRequest, reply: HttpReply, pace: Pace) -> Ev
 async def _read_pieces(reply: HttpReply) -> AsyncIterator[bytes]:
     """Splits the body into pieces that each take little time to parse."""
     async for chunk in reply.body.chunks():
-        if len(chunk) <= PIECE:
-            yield chunk
-        else:
-            for at in range(0, len(chunk), PIECE):
-                yield chunk[at : at + PIECE]
+        for piece in sse.split_pieces(chunk):
+            yield piece
 
 
 def _parse_event(request: AgentRequest, event: sse.ServerEvent) -> tuple[dict[str, Any], bool]:

@@ -117,6 +117,7 @@ REASONS_BY_ERROR: Mapping[type[HubError], str] = {
     # A task of another principal is answered as not found (section 13.1).
     hub_errors.NotFound: TASK_NOT_FOUND,
     hub_errors.InvalidInput: INVALID_PARAMS,
+    hub_errors.StorageFailed: UNAVAILABLE,  # nothing was begun
     hub_errors.Unreachable: UNAVAILABLE,
     hub_errors.BadReply: INVALID_AGENT_RESPONSE,
     hub_errors.NeedsInput: UNSUPPORTED_OPERATION,

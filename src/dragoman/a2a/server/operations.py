@@ -30,6 +30,7 @@ from dragoman.a2a.server.task_stream import TaskStream
 from dragoman.core.access import WhyEnded
 from dragoman.core.call import NOTHING
 from dragoman.core.cluster import OwnedElsewhere, take_prepayment
+from dragoman.core.errors import StorageFailed
 from dragoman.core.hub import Hub
 from dragoman.core.principal import Principal
 from dragoman.core.rate_limiter import REQUEST
@@ -188,8 +189,19 @@ class A2aServer:
         shown = {"task": render_task(task, configuration.get("historyLength"))}
         if self.tasks.unsaved > 1:  # others are about to be answered too: one save for all
             await asyncio.sleep(0)
-        self.tasks.flush()
+        self._store_begun()
         return shown
+
+    def _store_begun(self) -> None:
+        """Stores what has begun. Clients send again what is unavailable; this is not."""
+        try:
+            self.tasks.flush()
+        except StorageFailed as error:
+            raise A2aError(
+                errors.INTERNAL,
+                f"the message was taken, and its task cannot be stored: {error}",
+                metadata={"kind": error.kind},
+            ) from error
 
     def _take_direct_reply(self, task: A2aTask) -> Mapping[str, Any] | None:
         if task.error is None and (task.result is None or not task.result.direct):
@@ -208,7 +220,7 @@ class A2aServer:
         _refuse_if_abandoned(task)
         if message := self._take_direct_reply(task):
             return self._track(ctx, TaskStream(None, 0, {"message": message}, 0.0))
-        self.tasks.flush()  # what cannot be stored is refused, rather than a stream that breaks off
+        self._store_begun()  # what cannot be stored is an error, and no stream that breaks off
         history = request.get("configuration", NOTHING).get("historyLength")
         if history is None and record.header.turn > 1 and mark == record.message_number:
             # The answer alone: google-adk shows the last message of the agent in a task that has

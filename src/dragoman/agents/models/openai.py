@@ -24,7 +24,7 @@ from dragoman.core.errors import BadReply, TimedOut, Unreachable
 from dragoman.core.structs import Struct
 from dragoman.wire.http import HttpClient, HttpReply
 from dragoman.wire.json import decode_reply, encode
-from dragoman.wire.sse import EventTooLong, SseParser
+from dragoman.wire.sse import EventTooLong, SseParser, split_pieces
 
 MAX_REPLY = 10 * 1024 * 1024
 MAX_ERROR = 64 * 1024
@@ -143,8 +143,10 @@ class OpenAiModel:
             size += len(chunk)
             if size > MAX_REPLY:
                 raise BadReply(f"its answer is larger than {MAX_REPLY} bytes")
-            for event in parser.feed(chunk):
-                answer.take_event(event.data)
+            for piece in split_pieces(chunk):
+                for event in parser.feed(piece):
+                    answer.take_event(event.data)
+                await asyncio.sleep(0)
         if not answer.is_complete:
             raise Unreachable("the stream ended before the answer was complete", sent=True)
 

@@ -137,6 +137,9 @@ class PolicyService:
         self._author = FILES
         """Who makes the change that is being reloaded."""
         self._changing = asyncio.Lock()
+        self._checking = asyncio.Lock()
+        """One question about policies is computed at a time: threads that compute slow down the
+        event loop."""
         self._background = Background("policy administration")
         self._is_replaying = False
         self._is_closed = False
@@ -260,7 +263,8 @@ class PolicyService:
 
     async def _check_texts(self, texts: Mapping[str, str]) -> CheckedPolicies:
         known = self._known_ids.refresh()
-        return await asyncio.to_thread(loader.check_texts, texts, known)
+        async with self._checking:
+            return await asyncio.to_thread(loader.check_texts, texts, known)
 
     # --- answers ---------------------------------------------------------------------------------
 
@@ -306,9 +310,10 @@ class PolicyService:
 
     async def test(self, texts: Mapping[str, str] | None) -> dict[str, Any]:
         texts = self.folder.read_texts() if texts is None else texts
-        return await asyncio.to_thread(run_tests, texts)
+        async with self._checking:
+            return await asyncio.to_thread(run_tests, texts)
 
-    def explain(
+    async def explain(
         self,
         principal: str,
         tool: str,
@@ -319,7 +324,12 @@ class PolicyService:
         caller = self._find_principal(principal, roles)
         on = None if action == ADMIN else self._get_tool(tool)
         try:
-            found = queries.explain(self.engine, caller, action or CALL, on, context)
+            async with self._checking:
+                # A copy: the caches of an engine are for one thread.
+                copy = self.engine.copy_with(self.engine.policy_set)
+                found = await asyncio.to_thread(
+                    queries.explain, copy, caller, action or CALL, on, context
+                )
         except LookupError as error:
             raise InvalidInput(f"invalid question: {error}") from None
         listed = self.engine.can_see(caller, on, "api") if on is not None else None
@@ -338,10 +348,13 @@ class PolicyService:
         known = self._known_ids
         return find_principal(name, known.list_principals(), roles, known.find_user)
 
-    def who_can(self, tool: str) -> dict[str, Any]:
+    async def who_can(self, tool: str) -> dict[str, Any]:
         on = self._get_tool(tool)
         callers = self._known_ids.list_principals()
-        rows = queries.list_who_can(self.engine, on, callers)
+        rows: list[dict[str, Any]] = []
+        for begin in range(0, len(callers), BATCH):
+            rows += queries.list_who_can(self.engine, on, callers[begin : begin + BATCH])
+            await asyncio.sleep(0)  # lets calls proceed
         verdicts = [
             {**render_verdict(row["caller"], row), "agent": caller.serves}
             for caller, row in zip(callers, rows, strict=True)

@@ -135,15 +135,18 @@ class SseWire(JsonRpcChannel):
         reason = "it ended the stream"
         try:
             async for chunk in reply.body.chunks():
-                before, spent = self.unsolicited, self.spent
-                for event in parser.feed(chunk):
-                    if event.event == "endpoint" and not endpoint.done():
-                        endpoint.set_result(event.data.decode("utf-8", "replace").strip())
-                    elif event.event == "message":
-                        self.receive(event.data)
-                unsolicited = self.unsolicited - before + chunk.count(b"\n") // LINES_AN_EVENT
-                if pause := pace.pause(unsolicited, self.spent - spent):
-                    await asyncio.sleep(pause)
+                for piece in sse.split_pieces(chunk):
+                    before, spent = self.unsolicited, self.spent
+                    for number, event in enumerate(parser.feed(piece), 1):
+                        if event.event == "endpoint" and not endpoint.done():
+                            endpoint.set_result(event.data.decode("utf-8", "replace").strip())
+                        elif event.event == "message":
+                            self.receive(event.data)
+                        if not number % sse.TURN:
+                            await asyncio.sleep(0)
+                    unsolicited = self.unsolicited - before + piece.count(b"\n") // LINES_AN_EVENT
+                    if pause := pace.pause(unsolicited, self.spent - spent):
+                        await asyncio.sleep(pause)
         except (HubError, sse.EventTooLong) as error:
             reason = str(error)
         finally:

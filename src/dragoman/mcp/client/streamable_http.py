@@ -450,32 +450,44 @@ class HttpWire(IncomingRouter):
         parser = sse.SseParser(MAX_BYTES)
         pace = Pace()
         async for chunk in reply.body.chunks():
-            try:
-                events = parser.feed(chunk)
-            except sse.EventTooLong as error:
-                raise BadReply(f'server "{self.server}" sent an event too large: {error}') from None
-            if parser.retry is not None:
-                position.pause = min(max(parser.retry / 1000, SHORTEST_RETRY), LONGEST_RETRY)
-            spent = 0.0
-            for event in events:
-                if event.id and len(event.id) <= 1_000 and event.id.isprintable():
-                    position.id = event.id
-                if event.event != "message" or not event.data:
-                    continue
-                size = len(event.data)
-                begun = thread_time() if size > LARGE else 0.0
-                try:
-                    message = decode_reply(event.data)
-                except Malformed as error:
-                    raise self._build_invalid(event.data, "a stream", error) from None
-                for item in message[:MAX_BATCH] if isinstance(message, list) else [message]:
-                    if isinstance(item, dict):
-                        yield item, size
-                if begun:
-                    message = item = None  # freeing it takes time as well
-                    spent += thread_time() - begun
-            if pause := pace.pause(len(events) + chunk.count(b"\n") // LINES_AN_EVENT, spent):
-                await asyncio.sleep(pause)
+            for piece in sse.split_pieces(chunk):
+                events = self._parse_events(parser, piece, position)
+                spent = 0.0
+                for number, event in enumerate(events, 1):
+                    if event.id and len(event.id) <= 1_000 and event.id.isprintable():
+                        position.id = event.id
+                    if event.event == "message" and event.data:
+                        size = len(event.data)
+                        begun = thread_time() if size > LARGE else 0.0
+                        messages = self._decode_event(event.data)
+                        while messages:
+                            yield messages.pop(0), size
+                        if begun:  # freeing it takes time as well
+                            spent += thread_time() - begun
+                    if not number % sse.TURN:
+                        await asyncio.sleep(0)
+                if pause := pace.pause(len(events) + piece.count(b"\n") // LINES_AN_EVENT, spent):
+                    await asyncio.sleep(pause)
+
+    def _parse_events(
+        self, parser: sse.SseParser, piece: bytes, position: StreamPosition
+    ) -> list[sse.ServerEvent]:
+        try:
+            events = parser.feed(piece)
+        except sse.EventTooLong as error:
+            raise BadReply(f'server "{self.server}" sent an event too large: {error}') from None
+        if parser.retry is not None:
+            position.pause = min(max(parser.retry / 1000, SHORTEST_RETRY), LONGEST_RETRY)
+        return events
+
+    def _decode_event(self, data: bytes) -> list[dict[str, Any]]:
+        """Decodes the messages of an event: one, or the first ones of a batch."""
+        try:
+            message = decode_reply(data)
+        except Malformed as error:
+            raise self._build_invalid(data, "a stream", error) from None
+        batch = message[:MAX_BATCH] if isinstance(message, list) else [message]
+        return [item for item in batch if isinstance(item, dict)]
 
     def _find_call(
         self, method: str, params: Mapping[str, Any], stream: CallInFlight | None
