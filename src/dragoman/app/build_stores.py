@@ -17,6 +17,7 @@ from dragoman.stores.audit.log import SqliteAuditLog
 from dragoman.stores.client_grants import ClientGrantStore
 from dragoman.stores.conversations import DatabaseConversations
 from dragoman.stores.database import StorePlace, open_place
+from dragoman.stores.fence import Fence
 from dragoman.stores.keys import KeyStore
 from dragoman.stores.labels import DatabaseLabels
 from dragoman.stores.pins import DatabasePins
@@ -100,11 +101,14 @@ class Stores:
         close_place(self.place)
 
 
-def build_stores(home: Path, config: Config, secrets: SecretResolver, hub: str = "") -> Stores:
-    """`hub` is the id of this hub where several share the database of `[store] url`; without one it
-    uses that database alone. Raises `ConfigError` if a store of the home was lost."""
+def build_stores(
+    home: Path, config: Config, secrets: SecretResolver, hub: str = "", fence: Fence | None = None
+) -> Stores:
+    """`hub` is the id of this hub where several share the database of `[store] url`, and `fence`
+    what its write transactions begin with; without one it uses that database alone. Raises
+    `ConfigError` if a store of the home was lost."""
     with ExitStack() as undo:
-        place = open_place(home, config.store.url, secrets)
+        place = open_place(home, config.store.url, secrets, fence=fence)
         undo.callback(close_place, place)
         identity = None
         if not isinstance(place, Path):

@@ -51,6 +51,15 @@ class AuthorizationError(Denied):
     """No policy permits the principal to do it, or one forbids it, or no decision was possible."""
 
 
+class InsufficientScope(AuthorizationError):
+    """The key or access token does not have the scope that this needs; `scope` names it. The
+    policies were not asked."""
+
+    def __init__(self, message: str, scope: str = "") -> None:
+        super().__init__(message)
+        self.scope = scope
+
+
 class TooDeep(Refused):
     """The chain of calls is too deep, has taken too long or has made too many calls."""
 

@@ -32,9 +32,9 @@ from dragoman.policy.lint import (
 from dragoman.policy.policy_set import ERROR, Policy, PolicyFinding, PolicySet
 
 SHIPPED = {
-    "hub.cedarschema": "9053d5e2390c28c2e38118158e328d0745a2e92ad8cae5da6ec07e77eb2e8a11",
+    "hub.cedarschema": "8695f489d21e199393a0df843a98c061e1e86386eec16cc6b4964c1f28505ca9",
     "guardrails.cedar": "07022f358216512a977206952cb402b6a4298fc88adb73db2c8aa59a50874aec",
-    "default.cedar": "c12ec5ba49f2f9464812a2ed71505c2d4d3deb4f6c310804bc0bd7326c25b452",
+    "default.cedar": "e37c1c0538f129ab8710fc452431a321b2e97e06d9f2ec07659f58131dc5cd36",
 }
 """The hashes of the shipped files, which were validated when these were written."""
 GUARDRAILS, DEFAULT = "guardrails.cedar", "default.cedar"

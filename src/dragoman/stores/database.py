@@ -32,6 +32,7 @@ from dragoman.stores.sqlite import (
 )
 
 if TYPE_CHECKING:
+    from dragoman.stores.fence import Fence
     from dragoman.stores.postgres import PostgresServer
 
 SQLITE, POSTGRES = "sqlite", "postgres"
@@ -180,18 +181,22 @@ def open_place(
     secrets: SecretResolver,
     limits: PostgresLimits | None = None,
     create: bool = True,
+    fence: Fence | None = None,
 ) -> StorePlace:
-    """Opens the place of the stores: the home, or the server of `[store] url`. Raises
-    `ConfigError`."""
+    """Opens the place of the stores: the home, or the server of `[store] url`. `fence` is that of
+    this hub in a cluster. Raises `ConfigError`."""
     if url is None:
         return home
     if is_reference(url):
         url = secrets.resolve_local(url, SecretUse(Author.OWNER, STORE_URL))
-    return connect_server(url, limits, create)
+    return connect_server(url, limits, create, fence)
 
 
 def connect_server(
-    url: str, limits: PostgresLimits | None = None, create: bool = True
+    url: str,
+    limits: PostgresLimits | None = None,
+    create: bool = True,
+    fence: Fence | None = None,
 ) -> PostgresServer:
     """Connects, and creates the schema if it is missing, unless `create` is False. Raises
     `ConfigError` if the database cannot be used, or the driver is not installed."""
@@ -203,7 +208,7 @@ def connect_server(
         ) from None
     from dragoman.stores.postgres import PostgresServer
 
-    return PostgresServer(url, limits, create=create)
+    return PostgresServer(url, limits, create=create, fence=fence)
 
 
 def render_reason(problem: str) -> str:

@@ -148,9 +148,10 @@ class PostgresServer:
         setting: str = STORE_URL,
         *,
         create: bool = True,
+        fence: Fence | None = None,
     ) -> None:
-        """Connects, and creates the schema if it is missing, unless `create` is False. Raises
-        `ConfigError`."""
+        """Connects, and creates the schema if it is missing, unless `create` is False. `fence` is
+        that of this hub in a cluster. Raises `ConfigError`."""
         check_database_url(url, setting)
         self._setting = setting
         self.place = render_origin(url)
@@ -171,7 +172,7 @@ class PostgresServer:
         self._backends: set[int] = set()
         self._listeners: dict[str, list[Callable[[], None]]] = {}
         self._watch: DatabaseWatch | None = None
-        self.fence = Fence()
+        self.fence = fence or Fence()
         """What the write transactions of the stores begin with."""
         self._counted: set[str] = set()
         self._oldest: dict[str, int] = {}

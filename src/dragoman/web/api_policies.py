@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from dragoman.core.errors import InvalidInput
 from dragoman.core.principal import Principal
+from dragoman.core.scopes import POLICIES
 from dragoman.web.api import (
     ApiRequest,
     ApiResponse,
@@ -95,15 +96,16 @@ class PoliciesApi:
 
     # --- the files -------------------------------------------------------------------------------
 
-    @admin_route("GET /api/policies", "The policy files, and the policies in force")
+    @admin_route(POLICIES, "GET /api/policies", "The policy files, and the policies in force")
     async def _list_files(self, request: ApiRequest) -> ApiResponse:
         return build_response(await self._source.overview())
 
-    @admin_route("GET /api/policies/{name}", "One policy file", (404,))
+    @admin_route(POLICIES, "GET /api/policies/{name}", "One policy file", (404,))
     async def _get_file(self, request: ApiRequest) -> ApiResponse:
         return build_response(await self._source.one(request.names[0]))
 
     @admin_route(
+        POLICIES,
         "POST /api/policies",
         "Create or replace a policy file: name, text, force",
         body="PolicyFile",
@@ -125,6 +127,7 @@ class PoliciesApi:
         return response
 
     @admin_route(
+        POLICIES,
         "PATCH /api/policies/{name}",
         "Enable or disable a policy file: enabled, force",
         (404,),
@@ -140,6 +143,7 @@ class PoliciesApi:
         return _respond_to_change(done, f'"{name}" was not {"enabled" if enabled else "disabled"}')
 
     @admin_route(
+        POLICIES,
         "DELETE /api/policies/{name}",
         "Delete a policy file",
         (404,),
@@ -154,12 +158,16 @@ class PoliciesApi:
     # --- queries -------------------------------------------------------------------------------
 
     @admin_route(
-        "POST /api/policies/validate", "Validate texts (or the folder)", body="PolicyTexts"
+        POLICIES,
+        "POST /api/policies/validate",
+        "Validate texts (or the folder)",
+        body="PolicyTexts",
     )
     async def _validate(self, request: ApiRequest) -> ApiResponse:
         return build_response(await self._source.validate(self._parse_draft(parse_object(request))))
 
     @admin_route(
+        POLICIES,
         "POST /api/policies/test",
         "Run the golden tests of texts (or of the folder)",
         body="PolicyTexts",
@@ -168,6 +176,7 @@ class PoliciesApi:
         return build_response(await self._source.test(self._parse_draft(parse_object(request))))
 
     @admin_route(
+        POLICIES,
         "POST /api/policies/explain",
         "Who may call what, and why: principal, tool, action, context, roles",
         (404, 409),
@@ -197,6 +206,7 @@ class PoliciesApi:
         return build_response(await self._source.explain(principal, tool, action, context, assumed))
 
     @admin_route(
+        POLICIES,
         "GET /api/policies/who-can",
         "All principals, and whether they may call ?tool=",
         (404, 409),
@@ -207,6 +217,7 @@ class PoliciesApi:
         return build_response(await self._source.who_can(_parse_text(request.query, "tool")))
 
     @admin_route(
+        POLICIES,
         "GET /api/policies/what-can",
         "All tools, and whether ?principal= may call them",
         (404,),
@@ -217,6 +228,7 @@ class PoliciesApi:
         return build_response(await self._source.what_can(_parse_text(request.query, "principal")))
 
     @admin_route(
+        POLICIES,
         "POST /api/policies/replay",
         "Which recorded calls a draft would decide differently: texts, since, until, limit",
         body="PolicyReplay",
@@ -236,6 +248,7 @@ class PoliciesApi:
         return _respond_to_change(done, "the draft cannot be replayed")
 
     @admin_route(
+        POLICIES,
         "POST /api/policies/propose",
         "The least permissive policies for recorded calls: since, until, limit",
         body="PolicyPeriod",

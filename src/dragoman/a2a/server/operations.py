@@ -27,13 +27,14 @@ from dragoman.a2a.server.send_message import MessageSender, Sent
 from dragoman.a2a.server.task import STATES, A2aTask, A2aTaskRegistry, render_task
 from dragoman.a2a.server.task_access import TaskAccess
 from dragoman.a2a.server.task_stream import TaskStream
-from dragoman.core.access import WhyEnded
+from dragoman.core.access import WhyEnded, require_scope
 from dragoman.core.call import NOTHING
 from dragoman.core.cluster import OwnedElsewhere, take_prepayment
 from dragoman.core.errors import StorageFailed
 from dragoman.core.hub import Hub
 from dragoman.core.principal import Principal
 from dragoman.core.rate_limiter import REQUEST
+from dragoman.core.scopes import CALL
 from dragoman.core.structs import replace
 from dragoman.core.task_registry import TAKEN_OVER
 from dragoman.core.tasks import WAITS, is_settled
@@ -122,6 +123,8 @@ class A2aServer:
         returns, so that a quick one has ended before the response is awaited."""
         if "tenant" in request:
             ctx = self._resolve_tenant(ctx, request["tenant"])
+        if op != operations.CARD:  # messages, tasks and their webhooks
+            require_scope(ctx.principal, CALL, op)
         if op == operations.SEND:
             return self._answer_message(request, self._sender.send(ctx, request, False))
         if op not in FREE and not take_prepayment():
@@ -210,6 +213,7 @@ class A2aServer:
 
     async def stream(self, ctx: RequestContext, request: Mapping[str, Any]) -> TaskStream:
         ctx = self._resolve_tenant(ctx, request.get("tenant", ""))
+        require_scope(ctx.principal, CALL, operations.STREAM)
         self._check_streams(ctx)
         sent = self._sender.send(ctx, request, True)
         task, mark = sent if isinstance(sent, tuple) else await sent

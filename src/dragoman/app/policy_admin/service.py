@@ -36,8 +36,9 @@ from dragoman.core.bus import Bus
 from dragoman.core.catalog import Catalog
 from dragoman.core.errors import ConfigError, InvalidInput, Overloaded, ShuttingDown, StorageFailed
 from dragoman.core.events import PolicyChanged
-from dragoman.core.ports import ADMIN, AuditLog
+from dragoman.core.ports import ADMIN_ACTIONS, AuditLog
 from dragoman.core.principal import Principal
+from dragoman.core.scopes import POLICIES
 from dragoman.core.tool import Nowhere, TargetFacts, Tool
 from dragoman.policy import loader, queries
 from dragoman.policy.engine import PolicyEngine
@@ -244,10 +245,10 @@ class PolicyService:
             if checked.policy_set is None:
                 return render_checked(checked)
             draft = self.engine.copy_with(checked.policy_set)
-            if not change.force and not draft.decide_action(by, ADMIN).allowed:
+            if not change.force and not draft.decide_action(by, POLICIES).allowed:
                 raise InvalidInput(
-                    f'no policy would permit "{by.label}" the action "admin" any more, and it '
-                    'could not undo the change here; send "force" to make it anyway'
+                    f'no policy would permit "{by.label}" the action "policies" or "admin" any '
+                    'more, and it could not undo the change here; send "force" to make it anyway'
                 )
             self._author = by.label
             try:
@@ -322,7 +323,7 @@ class PolicyService:
         roles: tuple[str, ...] | None,
     ) -> dict[str, Any]:
         caller = self._find_principal(principal, roles)
-        on = None if action == ADMIN else self._get_tool(tool)
+        on = None if action in ADMIN_ACTIONS else self._get_tool(tool)
         try:
             async with self._checking:
                 # A copy: the caches of an engine are for one thread.
