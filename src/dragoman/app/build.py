@@ -170,7 +170,7 @@ def build_app(
             registered, review_card, touch, logins.open_agent_account,
         ).build()  # fmt: skip
         tools = LazyTools(
-            home, config.tools, hub, net, manifests, access, stores.witness, runner,
+            home, stores.place, config.tools, hub, net, manifests, access, stores.witness, runner,
             AgentVision(local), live.secrets, renew,
         )  # fmt: skip
         _check_tools(tools, undo)
