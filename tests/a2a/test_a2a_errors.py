@@ -13,7 +13,15 @@ from dragoman.a2a.protocol.errors import (
     error_from_hub,
     invalid,
 )
-from dragoman.core.errors import Declined, Denied, NotFound, Unreachable, find_row, list_leaves
+from dragoman.core.errors import (
+    Declined,
+    Denied,
+    InsufficientScope,
+    NotFound,
+    Unreachable,
+    find_row,
+    list_leaves,
+)
 
 SPECIFIED = {
     # 1.0.1, section 5.4
@@ -60,6 +68,12 @@ def test_possibly_executed_call_is_not_unavailable() -> None:
     """Clients send again what is unavailable."""
     assert error_from_hub(Unreachable("gone", sent=True)).reason == "INTERNAL"
     assert error_from_hub(Unreachable("gone", sent=False)).reason == "UNAVAILABLE"
+
+
+def test_a_missing_scope_is_named_in_the_details_of_every_binding() -> None:
+    seen = error_from_hub(InsufficientScope("the key lacks it", "call"))
+    assert seen.codes == (-32000, 403, "PERMISSION_DENIED")
+    assert (seen.missing_scope, seen.metadata["scope"]) == ("call", "call")
 
 
 def test_error_subclass_uses_its_parents_row() -> None:
