@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from faults.experiments import EXPERIMENTS, Experiment, run_case
 from faults.harness import ROOT, SEED, NotHere, Outcome
@@ -38,7 +39,7 @@ def say(text: str) -> None:
 
 
 def run(experiment: Experiment, size: int, seeds: Sequence[int], case: int | None = None) -> Result:
-    """Runs it with each seed; with several, figures and failures say of which they are."""
+    """Runs it with each seed; with several, failures say of which they are."""
     if len(seeds) == 1:
         return run_seed(experiment, size, seeds[0], case)
     whole = Outcome()
@@ -48,11 +49,19 @@ def run(experiment: Experiment, size: int, seeds: Sequence[int], case: int | Non
         if result.missing:
             return result
         say(f"        seed {seed}: {render_figures(result.outcome.figures)}")
-        figures = result.outcome.figures.items()
-        whole.figures |= {f"seed {seed}: {name}": value for name, value in figures}
+        for name, value in result.outcome.figures.items():
+            whole.figures[name] = add_up(whole.figures.get(name), value)
         for failure in result.outcome.failures:
             whole.fail(f"seed {seed}: {failure}")
-    return Result(experiment, whole, sum(result.seconds for result in results))
+    seconds = sum(result.seconds for result in results)
+    return Result(experiment, whole, seconds, seeds=len(seeds))
+
+
+def add_up(before: Any, value: Any) -> Any:
+    """The figure of several seeds: the sum of counts, the largest of others."""
+    if before is None or isinstance(value, str):
+        return value
+    return before + value if isinstance(value, int) else max(before, value)
 
 
 def run_seed(experiment: Experiment, size: int, seed: int, case: int | None) -> Result:

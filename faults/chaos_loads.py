@@ -189,21 +189,22 @@ class Messages(Client):
                     f"task {id} of {key} cannot be read at hub {place.number}: {found}"
                 )
                 return
-            state = found["status"]["state"]
-            said = json.dumps(found["status"].get("message", {}))[:300]
-            self.outcome.check(
-                state in (COMPLETED, FAILED), f"task {id} of {key} is {state}: {said}"
-            )
-            if state == COMPLETED:
-                self.outcome.check(
-                    effects[key] == 1, f"task {id} of {key}: completed, {effects[key]} effects"
-                )
-            elif place.number == 0:
-                self.outcome.count(f"tasks that ended as {state}")
+            if place.number == 0:
+                self._judge_state(key, found, effects[key])
 
         _at_every_hub(self.rig, self.tasks.items(), check)
         self.outcome.count("tasks acknowledged", len(self.tasks))
         self.outcome.count("tasks lost", len(lost))
+
+    def _judge_state(self, key: str, task: Any, effects: int) -> None:
+        state = task["status"]["state"]
+        text = json.dumps(task["status"].get("message", {}).get("parts"))[:300]
+        check = self.outcome.check
+        if check(state in (COMPLETED, FAILED), f"task {task['id']} of {key} is {state}: {text}"):
+            wanted = (1,) if state == COMPLETED else (0, 1)
+            check(effects in wanted, f"task {task['id']} of {key} is {state}: {effects} effects")
+        if state != COMPLETED:
+            self.outcome.count(f"tasks that ended as {state}")
 
     def repeat(self) -> None:
         """Each key can be used again, and refers to the task that it had."""

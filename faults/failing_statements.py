@@ -84,6 +84,7 @@ class _Injector:
             self._rig.end_hub(self._place, gently=False)
             self._rig.start_hub(self._place)
         took = time.monotonic() - begun
+        outcome.check(took <= READY_SECONDS, f"{fault} at {text[:150]!r}: {took:.1f} s")
         figures = outcome.figures
         figures["slowest recovery, s"] = max(
             figures.get("slowest recovery, s", 0.0), round(took, 1)

@@ -27,7 +27,7 @@ def judge_logs(rig: ChaosRig, faults: int) -> None:
         outcome.check(
             count <= LINES_PER_FAULT * max(faults, 1), f"{count} times in a log: {text[:200]}"
         )
-    outcome.figures["lines of the commonest complaint at a hub"] = max(most.values(), default=0)
+    outcome.figures["lines of the commonest complaint"] = max(most.values(), default=0)
 
 
 def _is_complaint(line: str) -> bool:

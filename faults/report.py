@@ -22,15 +22,16 @@ attacks the hub or kills it, and judges what it does; tests/faults runs short ve
 them in `make test`. It needs Python and pip, and no root: a full and a read-only disk use \
 `unshare -rm` where the machine allows it, failing file operations and jumps of the clock a C \
 compiler where there is one, and so do steps of PostgreSQL's clock. `python -m faults --only \
-NAME` runs some experiments again and renews their rows, with `--seed SEED --case N` one case of \
-a fuzzer. A row says what was done, no more: other faults, sizes and times are not tested by it.
+NAME` runs some experiments again and renews their rows, with `--seed SEED --case N` one case of a \
+fuzzer. A row says what was done, and no more: other faults are not tested by it.
 
 The hubs have default settings, with these exceptions: rate limits above what an experiment sends; \
 A2A enabled, with more tasks for fuzzers and fewer for a full store; shorter timeouts for servers \
 and agents that misbehave; fewer calls at once in the two rows about overload; no pins for servers \
 and agents that fuzz the hub; hubs of a cluster with `lease_secs = 3` and `drain_secs = 1` instead \
 of 6 and 3, except for cluster chaos and failing statements; approvals there wait for 0.2 s. In \
-the attacks on time and memory, another key calls a tool that takes 5 ms, 100 times a second; the attackers are processes of low priority.
+the attacks on time and memory, another key calls a tool \
+that takes 5 ms, 100 times a second; the attackers are processes of low priority.
 """
 
 
@@ -41,6 +42,8 @@ class Result:
     seconds: float
     missing: str = ""
     """What the machine lacks for it."""
+    seeds: int = 1
+    """How many it was run with; counts are sums over them, other figures the largest."""
 
     @property
     def verdict(self) -> str:
@@ -88,7 +91,8 @@ def render_page(results: Sequence[Result], seed: int, page: str = "") -> str:
 
 def _render_row(result: Result, seed: int) -> str:
     figures = result.missing or render_figures(result.outcome.figures)
-    run = f"{datetime.now(UTC):%Y-%m-%d}, {result.seconds:.0f} s, seed {seed}"
+    seeds = f"seed {seed}" if result.seeds == 1 else f"seeds {seed} to {seed + result.seeds - 1}"
+    run = f"{datetime.now(UTC):%Y-%m-%d}, {result.seconds:.0f} s, {seeds}"
     one = result.experiment
     cells = (one.name, one.does, one.passes, figures, run, result.verdict)
     return f"| {' | '.join(map(escape, cells))} |"

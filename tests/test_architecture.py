@@ -237,14 +237,14 @@ LIFECYCLE = {
 # and files belong to the linear engine of `guards.validate`.
 PATTERNS: dict[str, str] = {
     "dragoman.a2a.protocol.dialects.operations": "the paths of the dialects",
-    "dragoman.agents.models.script": "manifests of the owner: no spawned agent has a script",
-    "dragoman.core.secret_values": "escaped values and names",
+    "dragoman.agents.models.script": "manifests of the owner; spawned agents have plain text",
     "dragoman.core.text_search": "a table beside it",
     "dragoman.guards.detectors": "a table beside it",
     "dragoman.stores.postgres_sql": "tables beside it",
     "dragoman.web.api": "the paths of the operations, escaped",
     "dragoman.web.console.screens": "the paths of the screens, escaped",
     "dragoman.web.events": "a glob, whose translation does not backtrack",
+    "dragoman.core.secret_values": "values and names of variables, escaped: alternatives of text",
     "dragoman.workflows.json_schema": "schemas of definitions; those of inputs have no patterns",
 }
 _MAKES_PATTERN = {

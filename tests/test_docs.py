@@ -70,6 +70,33 @@ def test_every_relative_link_resolves() -> None:
     assert not [problem for page in pages for problem in broken_links(page, ROOT)]
 
 
+def test_every_page_is_linked_from_another_one() -> None:
+    pages = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+    linked = {
+        (page.parent / unquote(link).partition("#")[0]).resolve()
+        for page in pages
+        for link in re.findall(r"\]\(<?([^)\s>:]+)>?\)", page.read_text(encoding="utf-8"))
+        if not link.startswith("#")
+    }
+    assert not [page.name for page in DOCS.glob("*.md") if page.resolve() not in linked]
+
+
+def test_the_table_of_packages_is_that_of_the_tree() -> None:
+    """A package may have a row of its own, or rows of its parts."""
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    table = text.partition("\n## Packages\n")[2].partition("\n\n**")[0]
+    rows = [row.split("|")[1] for row in table.splitlines() if row.startswith("| `")]
+    named = [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
+    source = ROOT / "src" / "dragoman"
+    assert not [name for name in named if not (source / name).exists()]
+    tree = {path.parent.name for path in source.glob("*/__init__.py")}
+    tree |= {path.name for path in source.glob("*.py") if not path.name.startswith("__")}
+    assert {name.partition("/")[0] for name in named} == tree
+    for package in {name.partition("/")[0] for name in named if "/" in name} - set(named):
+        parts = {path.parent.name for path in (source / package).glob("*/__init__.py")}
+        assert parts <= {name.partition("/")[2] for name in named}, package
+
+
 def test_a_broken_link_is_found(tmp_path: Path) -> None:
     (tmp_path / "other.md").write_text("# Other\n\n## `a.b` and more\n", encoding="utf-8")
     page = tmp_path / "page.md"

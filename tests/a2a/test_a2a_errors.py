@@ -13,7 +13,15 @@ from dragoman.a2a.protocol.errors import (
     error_from_hub,
     invalid,
 )
-from dragoman.core.errors import Declined, Denied, NotFound, Unreachable, find_row, list_leaves
+from dragoman.core.errors import (
+    Declined,
+    Denied,
+    NotFound,
+    StorageFailed,
+    Unreachable,
+    find_row,
+    list_leaves,
+)
 
 SPECIFIED = {
     # 1.0.1, section 5.4
@@ -60,6 +68,7 @@ def test_possibly_executed_call_is_not_unavailable() -> None:
     """Clients send again what is unavailable."""
     assert error_from_hub(Unreachable("gone", sent=True)).reason == "INTERNAL"
     assert error_from_hub(Unreachable("gone", sent=False)).reason == "UNAVAILABLE"
+    assert error_from_hub(StorageFailed("the database is away")).reason == "UNAVAILABLE"
 
 
 def test_error_subclass_uses_its_parents_row() -> None:

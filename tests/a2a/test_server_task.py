@@ -17,6 +17,7 @@ from dragoman.core.errors import (
     AuthorizationError,
     HubError,
     InvalidInput,
+    LeaseExpired,
     NotFound,
     Overloaded,
     ShuttingDown,
@@ -108,7 +109,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.promise("K1")
 @pytest.mark.usefixtures("quick")
 async def test_acknowledged_task_outlasts_the_troubles_of_its_hub() -> None:
-    away = [StorageFailed("the database is away"), Overloaded("too many calls"), StorageFailed("x")]
+    away = [StorageFailed("the database is away"), Overloaded("too many calls"), LeaseExpired("x")]
     troubled, tasks = Troubled(*away), build_registry()
     task = build_task(ME, troubled.work, "t1")
     tasks.insert(task)

@@ -42,8 +42,9 @@ from dragoman.core.errors import (
 from dragoman.core.events import ApprovalDecided, ApprovalRequested
 from dragoman.core.hub import CallOptions
 from dragoman.core.pipeline import Stage
-from dragoman.core.ports import APPROVE, Decision
+from dragoman.core.ports import Decision
 from dragoman.core.principal import Principal
+from dragoman.core.scopes import APPROVE
 from dragoman.core.tool import TOOL, TargetFacts, TargetTraits, Tool
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.core.tool_identity import KEY_META

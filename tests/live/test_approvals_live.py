@@ -24,6 +24,7 @@ from tests.live.conftest import RunningHub, _written_config, open_keys
 from tests.live.module_hub import until
 from tests.peers import wire
 from tests.peers.process import server_entry
+from tests.table_outage import take_away
 
 from mcp import Client
 
@@ -343,8 +344,19 @@ def test_killed_hub_makes_an_approved_call_once() -> None:
         assert rig.show(ids["held"])["outcome"] == "interrupted"
         told = rig.call("ci", "hold", name="held").json()["error"]
         assert told["kind"] == "WorkFailed" and "unknown" in told["message"]
-        assert rig.call("ci", "deploy", name="one").json()["content"][0]["text"]
+        first = rig.call("ci", "deploy", name="one").json()["content"]
         assert rig.count("deploy") == 1 and rig.count("hold") == 1
+        # Killed before the client had the answer, for all it knows: it calls again, and gets it.
+        rig.crash()
+        again = rig.call("ci", "deploy", name="one").json()
+        assert again["content"][:1] == first and "was not made again" in again["content"][1]["text"]
+        assert again["extra"]["_meta"]["dragoman.hub/repeated"]["approval"] == ids["one"]
+        # Another key asks for another call.
+        url, body = f"{rig.hub.url}/api/tools/rec.deploy/call", {"arguments": {"name": "one"}}
+        other = wire.post(url, {**body, "idempotencyKey": "2"}, rig.headers("ci"), 20.0)
+        assert other.status == 409 and rig.count("deploy") == 1
+        for key in ("", "x" * 201, 7):
+            assert wire.post(url, {**body, "idempotencyKey": key}, rig.headers("ci")).status == 400
         # A policy that forbids it now is asked again when it is approved.
         more = '@id("no") forbid (principal, action in Hub::Action::"any_call", resource);'
         (rig.home / "policies" / "more.cedar").write_text(more, encoding="utf-8")
@@ -352,3 +364,20 @@ def test_killed_hub_makes_an_approved_call_once() -> None:
         assert rig.decide("lea", ids["two"]).status == 200
         until(lambda: rig.show(ids["two"])["outcome"] == "failed")
         assert rig.count("deploy") == 1
+
+
+def test_acknowledged_task_outlasts_a_store_that_fails() -> None:
+    with run_rig() as rig:
+        with pytest.raises(TimeoutError):
+            rig.call("ci", "deploy", timeout=0.3, name="first")  # the store exists from now on
+        headers = {**rig.headers("ci"), "Idempotency-Key": "a"}
+        caller = Caller(rig.hub, headers=headers, binding=V10)
+        message = V10.params({"by": "a2a"}, at_once=True)
+        message["message"]["metadata"] = {"skillId": "rec.deploy"}
+        with take_away(rig.home, "approvals.db", "approvals"):
+            sent = V10.task(caller.ask(SEND, message).value)
+            until(lambda: "is tried again" in json.dumps(caller.get(sent["id"])["status"]))
+        assert rig.decide("lea", rig.wait_pending(by="a2a")["id"]).status == 200
+        done = caller.until(sent["id"], "completed")
+        assert "arrived: deploy" in json.dumps(done["artifacts"]) and rig.count("deploy") == 1
+        rig.hub.checks = False  # the log tells of the store

@@ -419,7 +419,7 @@ def test_only_public_agents_are_visible_without_a_key(hub: RunningHub, keyed: Co
 
 def test_metrics_need_admin_or_their_scope(hub: RunningHub) -> None:
     refused = wire.get(f"{hub.url}/metrics", key_of(hub, "carl"))
-    assert refused.status == 403 and b"--scope metrics" in refused.body
+    assert refused.status == 403 and b"--add metrics" in refused.body
     for headers in (hub.headers, key_of(hub, "prometheus", "--scope", "metrics")):
         answer = wire.get(f"{hub.url}/metrics", headers)
         assert answer.status == 200 and b"dragoman_uptime_seconds" in answer.body

@@ -1,5 +1,5 @@
 """Servers that repeat the headers of a request: no error, result, progress text or record has the
-credentials, whoever calls."""
+credentials."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def run_server() -> Iterator[str]:
         thread.join(5)
 
 
-async def test_what_a_server_repeats_of_the_headers_reaches_nobody(
+async def test_credentials_that_a_server_repeats_are_masked_everywhere(
     short_tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home_files.prepare(str(short_tmp))

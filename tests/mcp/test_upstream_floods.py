@@ -65,7 +65,7 @@ async def test_events_that_arrive_at_once_leave_turns_for_others(short_tmp: Path
         await world.call("s.t", updates=count, wanted_updates=WantedUpdates(progress=True))
         turns.cancel()
     assert read == 10_000
-    assert max(later - before for before, later in pairwise(read_at_turns)) <= 4 * TURN
+    assert max(later - before for before, later in pairwise(read_at_turns)) <= 2 * TURN
 
 
 @pytest.mark.parametrize("way", ["http", "stdio"])

@@ -349,9 +349,11 @@ transport = {{ type = "{transport}", url = "{url}", allow_private = true }}
         )
         (home / "config.toml").chmod(0o600)
         store = KeyStore(home)
-        keys = {user: store.create(user, owner=user, expires_at=None, scopes=[]) for user in users}
+        keys = {
+            user: store.create(user, owner=user, expires_at=None, scopes=["call"]) for user in users
+        }
         keys["root"] = store.create(
-            "root", owner="root", expires_at=None, scopes=[], roles=["owner"]
+            "root", owner="root", expires_at=None, scopes=["call", "admin"], roles=["owner"]
         )
         store.close()
         app: App | None = None

@@ -108,10 +108,22 @@ def test_role_of_the_owner_comes_from_the_configured_roles_alone(
 
 
 def test_scopes_come_from_scope_or_scp() -> None:
-    assert build({"scope": "a b"}).scopes == ("a", "b")
-    assert build({"scp": ["c"]}).scopes == ("c",)
-    assert build({"scope": "a", "x": "d"}, scopes_claim="x").scopes == ("d",)
-    assert len(build({"scope": "s " * 10_000}).scopes) == 100
+    assert build({"scope": "a call"}).scopes == ("a", "call")
+    assert build({"scp": ["list"]}).scopes == ("list",)
+    assert build({"scope": "a", "x": "metrics"}, scopes_claim="x").scopes == ("metrics",)
+    assert len(build({"scope": "call " * 10_000}).scopes) == 100
+
+
+def test_token_that_names_no_scope_of_the_hub_has_the_default_ones() -> None:
+    """Most providers do not know them; a token that names one is limited to what it names."""
+    assert build({"scope": "openid a"}).scopes == ("openid", "a", "call")
+    assert build({}).rights == {"call", "list"}
+    assert build({"scope": "metrics"}).rights == {"metrics"}
+    assert build({"scope": "a"}, default_scopes=[]).rights == frozenset()
+    assert build({}, default_scopes=["list", "pins"]).rights == {"list", "pins"}
+    owners = {"roles_claim": "r", "owner_roles": ["boss"]}
+    assert {"admin", "approve", "call"} <= build({"r": ["boss"]}, **owners).rights
+    assert build({"r": ["boss"], "scope": "call"}, **owners).rights == {"call", "list"}
 
 
 def test_org_must_be_one_of_the_accepted() -> None:

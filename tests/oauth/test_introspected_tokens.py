@@ -13,6 +13,7 @@ from tests.peers.identity_provider import HUB, IdentityProvider, run_identity_pr
 from dragoman.core.access import SETTINGS_CHANGED, TOKEN_EXPIRED, TokenRejected
 from dragoman.core.errors import ConfigError, HubError, Overloaded, Unreachable
 from dragoman.core.principal import Principal
+from dragoman.core.secret_rules import SecretUse
 from dragoman.net.client import OutboundHttp
 from dragoman.oauth.server import introspection
 from dragoman.oauth.server.config import IntrospectionSettings
@@ -23,9 +24,9 @@ pytestmark = pytest.mark.promise("O1", "U4")
 SOON = 10.0
 
 
-async def resolve(reference: str, owner: str) -> str:
+async def resolve(reference: str, use: SecretUse) -> str:
     if reference != "env:HUB_SECRET":
-        raise ConfigError(f"{owner} needs another variable")
+        raise ConfigError(f"{use.purpose} needs another variable")
     return "s&cret"
 
 
@@ -77,7 +78,7 @@ async def test_issuer_is_asked_once_for_all_that_ask(rig: Rig) -> None:
     found = await asyncio.gather(*(rig.find("token") for _ in range(50)))
     assert set(found) == {Principal("user", "opaque/ann")} and rig.asked == 1
     known = rig.tokens.find("token")
-    assert isinstance(known, Principal) and known.scopes == ("a", "b") and rig.asked == 1
+    assert isinstance(known, Principal) and known.scopes == ("a", "b", "call") and rig.asked == 1
     assert "token" not in known.credential
 
 

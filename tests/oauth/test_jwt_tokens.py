@@ -76,7 +76,7 @@ async def rig() -> AsyncIterator[Rig]:
 async def test_token_of_a_trusted_issuer_is_accepted(rig: Rig) -> None:
     ann = await rig.find(rig.provider.sign())
     assert ann == Principal("user", f"corp/{ANN}") and ann.behalf == ANN
-    assert ann.roles == () and ann.scopes == () and ANN not in ann.credential
+    assert ann.roles == () and ann.scopes == ("call",) and ANN not in ann.credential
 
 
 async def test_audience_may_be_a_list_with_the_hub(rig: Rig) -> None:

@@ -13,6 +13,7 @@ from tests.oauth.protected_resource import Resource
 from tests.oauth.sdk_authority import SdkAuthority
 from tests.oauth.served import Browser, bind, serve
 
+from dragoman.core.secret_rules import SecretUse
 from dragoman.net.client import OutboundHttp
 from dragoman.oauth.client.http import OAuthHttpClient
 from dragoman.oauth.client.limits import OAuthLimits
@@ -85,7 +86,7 @@ class World:
         self.store.close()
         self.store = DatabaseCredentials(self.home, key)
 
-    async def _resolve(self, reference: str, owner: str) -> str:
+    async def _resolve(self, reference: str, use: SecretUse) -> str:
         return self.secrets[reference]
 
 

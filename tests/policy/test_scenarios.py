@@ -10,8 +10,9 @@ from cedarpy import Entities
 from tests.policy.policy_cases import agent, call, key, policies, skill, snapshot, tool
 
 from dragoman.core.call import Call
-from dragoman.core.ports import A2A_DISCOVER, ADMIN, TASK_READ
+from dragoman.core.ports import A2A_DISCOVER, TASK_READ
 from dragoman.core.principal import LOCAL, OWNER
+from dragoman.core.scopes import ADMIN
 from dragoman.core.tool import DEFAULT_TRAITS, TargetFacts
 from dragoman.policy.cedar import CedarEvaluator
 from dragoman.policy.context import CallContext

@@ -269,7 +269,7 @@ FIND_HEIR = "SELECT state, heir FROM dragoman.hubs WHERE id = %s"
 
 
 @pytest.mark.parametrize("seconds", [-3600, 3600])
-async def test_a_step_of_the_clock_of_the_database_kills_no_hub(
+async def test_a_step_of_the_clock_of_the_database_ends_no_hub(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch, seconds: int
 ) -> None:
     clock = SteppedClock(monkeypatch)

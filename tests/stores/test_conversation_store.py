@@ -68,14 +68,15 @@ async def settle(store: DatabaseConversations) -> None:
     """Waits until everything is written."""
     async with asyncio.timeout(20):
         while store._turns or store._contexts:
+            await store.flush()
             await asyncio.sleep(0.002)
-    await store._submit(lambda: None)  # after the write, in the same thread
 
 
 @asynccontextmanager
 async def open_two(url: str) -> AsyncIterator[tuple[DatabaseConversations, DatabaseConversations]]:
     with closing(connect_server(url)) as here, closing(connect_server(url)) as there:
-        stores = DatabaseConversations(here), DatabaseConversations(there)
+        first = DatabaseConversations(here, is_shared=True)
+        stores = first, DatabaseConversations(there, is_shared=True)
         yield stores
         for store in stores:
             store.close()
@@ -103,7 +104,9 @@ async def test_conversation_is_found_again_by_its_principal_alone(tmp_path: Path
 async def test_least_recent_conversations_go_first(store_place: StorePlace) -> None:
     now = [NOW]
     bounds = TableLimits(total=4, of_principal=3, size=1_000, seconds=100)
-    limits = ConversationStoreLimits(bounds, bounds, prune_every=0, prune_contexts_every=0, delay=0)
+    limits = ConversationStoreLimits(
+        bounds, bounds, prune_every=0, prune_contexts_every=0, delay=0, context_delay=0
+    )
     store = DatabaseConversations(store_place, limits=limits, clock=lambda: now[0])
 
     async def save(context: str, text: str = "x", principal: str = KEY.principal) -> None:
@@ -147,10 +150,12 @@ async def test_store_that_cannot_be_written_is_tried_again(tmp_path: Path) -> No
         while not store._is_failing:
             await asyncio.sleep(0.002)
     assert await read(store, name("3")) == say("3")
-    with pytest.raises(StorageFailed):  # whether there is one cannot be told
+    with pytest.raises(StorageFailed):  # there may be one
         await store.find(name("1"))
     (tmp_path / "agents.db").rmdir()
-    await settle(store)  # by itself
+    async with asyncio.timeout(20):
+        while store._turns:  # by itself
+            await asyncio.sleep(0.01)
     assert sorted(list_contexts(tmp_path)) == ["2", "3"]
     store.close()
 
@@ -224,6 +229,20 @@ async def test_contexts_are_kept_and_deleted(store_place: StorePlace) -> None:
     assert await store.find_context(KEY) == ""
     await settle(store)
     assert await store.find_context(KEY) == "" and list_contexts(store_place, "contexts") == []
+    store.close()
+
+
+async def test_only_the_latest_contexts_of_a_busy_caller_are_written(tmp_path: Path) -> None:
+    bounds = TableLimits(total=100, of_principal=3, size=10_000, seconds=100)
+    limits = ConversationStoreLimits(contexts=bounds, prune_contexts_every=1_000)
+    store = DatabaseConversations(tmp_path, limits=limits)
+    store._unpruned_contexts = 0
+    for number in range(10):
+        store.save_context(name(str(number)), "far")
+        store.save_context(name("own", f"other {number}"), "far")
+    await settle(store)
+    contexts = list_contexts(tmp_path, "contexts")
+    assert sorted(contexts) == ["7", "8", "9", *["own"] * 10]
     store.close()
 
 

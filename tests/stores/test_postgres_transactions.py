@@ -16,17 +16,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dragoman.core.errors import StorageFailed
+from dragoman.core.errors import ConfigError, StorageFailed
 from dragoman.stores.database import (
     Database,
     Statement,
     StoreTables,
     connect_server,
     open_database,
+    render_reason,
 )
 from dragoman.stores.fence import Fence
 from dragoman.stores.postgres import PostgresConnection, PostgresDatabase, PostgresServer
 from dragoman.stores.postgres_async import AsyncLane
+from dragoman.stores.postgres_connections import is_temporary, render_failure
 from dragoman.stores.runs_postgres import open_postgres_runs
 
 SECONDS = 30.0
@@ -195,6 +197,50 @@ async def test_a_pool_of_runs_keeps_no_connection_that_is_in_a_transaction(
         await connection.execute("SELECT 1")
     assert len(runs._pool.free) == 1
     await runs.aclose()
+
+
+# --- what kind of failure it is ------------------------------------------------------------------
+
+REFUSED_BY_SERVER = 'connection to server at "127.0.0.1", port 5432 failed: FATAL:  '
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (psycopg.errors.LockNotAvailable("a lock"), True),
+        (psycopg.errors.QueryCanceled("too slow"), True),
+        (psycopg.errors.TooManyConnections("full"), True),
+        (psycopg.errors.ReadOnlySqlTransaction("a standby"), True),
+        (psycopg.errors.ConnectionTimeout("no answer"), True),
+        (psycopg.OperationalError("connection failed: Connection refused"), True),
+        (psycopg.OperationalError("failed to resolve host 'db'"), True),
+        (psycopg.OperationalError(f"{REFUSED_BY_SERVER}the database system is starting up"), True),
+        (psycopg.OperationalError(f"{REFUSED_BY_SERVER}sorry, too many clients already"), True),
+        (psycopg.OperationalError(f"{REFUSED_BY_SERVER}password authentication failed"), False),
+        (psycopg.OperationalError(f'{REFUSED_BY_SERVER}database "x" does not exist'), False),
+        (psycopg.OperationalError(f'{REFUSED_BY_SERVER}no pg_hba.conf entry for host "y"'), False),
+        (psycopg.errors.InsufficientPrivilege("permission denied for schema"), False),
+        (psycopg.errors.UndefinedTable("no such table"), False),
+        (psycopg.errors.UniqueViolation("twice"), False),
+        (TimeoutError(), True),
+        (PermissionError("a file"), False),
+    ],
+)
+def test_an_outage_is_distinguished_from_a_wrong_setting(error: Exception, expected: bool) -> None:
+    assert is_temporary(error) is expected
+    assert render_failure(error)
+    with pytest.raises(ConfigError) as raised:
+        try:
+            raise error
+        except Exception:
+            raise ConfigError("the hub cannot start") from None
+    assert is_temporary(raised.value) is expected
+
+
+def test_a_reason_for_everybody_names_no_address_and_no_user() -> None:
+    text = f'connection failed: {REFUSED_BY_SERVER}role "bob" cannot connect'
+    assert render_reason(text) == 'FATAL:  role "…" cannot connect'
+    assert render_reason("the server did not answer within 1 s").startswith("the server")
 
 
 # --- random transactions with random failures --------------------------------------------------

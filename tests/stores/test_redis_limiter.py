@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from dragoman.core.rate_limiter import (
 )
 from dragoman.core.structs import replace
 from dragoman.stores.redis_limiter import SharedRateLimiter, divide_rules
-from dragoman.stores.redis_link import LinkLimits
+from dragoman.stores.redis_link import LinkLimits, RedisLink
 
 pytestmark = pytest.mark.promise("O2")
 
@@ -327,6 +328,38 @@ async def test_a_slow_server_is_left_alone_until_it_is_fast(server: ValkeyServer
         proxy.delay = 0.0
         await until(lambda: limiter.is_shared, 5.0)
         outage.check(rate)
+
+
+def has_more(link: RedisLink, count: int) -> bool:
+    """Whether it has connected again after an absence."""
+    return link._steady.failures > count
+
+
+async def test_a_server_that_is_slow_now_and_then_is_used_again_once_it_is_steady(
+    server: ValkeyServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    limits = LinkLimits(
+        steady_seconds=0.3, longest_steady=600.0, beat_seconds=0.02, longest_retry=0.1
+    )
+    async with (
+        run_slow_proxy(server.url) as proxy,
+        run_limiter(proxy.url, build_rules(principal=Rate(3_000, 20)), link_limits=limits) as used,
+    ):
+        link = used._link
+        while link._steady.failures < 8:  # it must be steady for half a minute then
+            count = link._steady.failures
+            proxy.delay = 0.2
+            await until(lambda: link._lost is None, 30.0)
+            proxy.delay = 0.0
+            await until(partial(has_more, link, count), 30.0)
+        caplog.clear()
+        assert not used.is_shared and link._lost is not None
+        link._steady.reset()
+        proxy.delay = 0.2
+        await until(lambda: link._lost is None, 30.0)
+        proxy.delay = 0.0
+        await until(lambda: used.is_shared, 30.0)
+    assert [one.getMessage().endswith("is back") for one in caplog.records] == [True]
 
 
 async def test_a_hub_starts_without_redis(server: ValkeyServer) -> None:

@@ -142,5 +142,16 @@ def test_integrity_check_changes_nothing(tmp_path: Path) -> None:
     data = path.read_bytes()
     path.write_bytes(data[:8192] + b"\xff" * 4096 + data[12288:])
     assert find_damage(path, 10)
+    index = "CREATE INDEX people_by_name ON people (name)"
+    path = tmp_path / "other.db"
+    db = open_store(path, [ONE, f"{index};"])
+    db.executemany("INSERT INTO people VALUES (?)", [(f"person {n}",) for n in range(20)])
+    root = db.execute("SELECT rootpage FROM sqlite_master WHERE sql = ?", (index,)).fetchone()[0]
+    db.close()
+    assert find_damage(path, 10) == ""
+    data, start = path.read_bytes(), (root - 1) * 4096
+    page = data[start : start + 4096].replace(b"person 7", b"person 8", 1)
+    path.write_bytes(data[:start] + page + data[start + 4096 :])  # the index lacks a row
+    assert "missing from index" in find_damage(path, 10)
     path.write_bytes(b"no database at all" * 100)
     assert "not a database" in find_damage(path, 10)

@@ -17,8 +17,9 @@ from tests.a2a.registry_fixture import RegistryRig, external, run_changeable_age
 from tests.permissive_hub import PermitAll
 from tests.web.mcp_http_fixture import Sources
 
-from dragoman.core.ports import A2A_DISCOVER, ADMIN, Decision
+from dragoman.core.ports import A2A_DISCOVER, ADMIN_ACTIONS, Decision
 from dragoman.core.principal import Principal
+from dragoman.core.scopes import EVERY_SCOPE
 from dragoman.core.tool import Tool
 from dragoman.stores.audit.reader import AuditReader
 from dragoman.web.api import Api
@@ -39,7 +40,7 @@ class Judge(PermitAll):
     def decide_action(
         self, caller: Principal, action: str, tool: Tool | None = None, *, owner: bool = False
     ) -> Decision:
-        if action == ADMIN:
+        if action in ADMIN_ACTIONS:
             return Decision(caller.id == "boss")
         assert action == A2A_DISCOVER and tool is not None
         return Decision(caller.id == "boss" or tool.target.name != "Hidden")
@@ -77,7 +78,9 @@ async def served(home: Path, config: str = "") -> AsyncIterator[Served]:
         api = Api(here.hub, Sources(), parts=[part])
         sock = socket.create_server(("127.0.0.1", 0))
         sock.setblocking(False)
-        auth = Authenticator(None, lambda key: Principal("key", key), lambda: True)
+        auth = Authenticator(
+            None, lambda key: Principal("key", key, scopes=EVERY_SCOPE), lambda: True
+        )
         listener = HttpListener(
             TcpApp(auth, AllowedNames("127.0.0.1", None, [], []), {}, api, peers=ALONE), sock
         )

@@ -19,8 +19,9 @@ from dragoman.core.call import Call, Result
 from dragoman.core.call_chains import CallChains
 from dragoman.core.catalog import Catalog
 from dragoman.core.hub import Hub
-from dragoman.core.ports import ADMIN, Decision
+from dragoman.core.ports import ADMIN_ACTIONS, Decision
 from dragoman.core.principal import Principal
+from dragoman.core.scopes import EVERY_SCOPE
 from dragoman.core.tool import DEFAULT_TRAITS, Tool
 from dragoman.pins.approvals import PinApprovals
 from dragoman.pins.review import PinReviewer
@@ -39,7 +40,7 @@ class AliceAlone(PermitAll):
     def decide_action(
         self, caller: Principal, action: str, tool: Tool | None = None, *, owner: bool = False
     ) -> Decision:
-        return Decision(action != ADMIN or caller.id == "alice")
+        return Decision(action not in ADMIN_ACTIONS or caller.id == "alice")
 
 
 class Files:
@@ -82,7 +83,7 @@ async def run_pins_api(home: Path) -> AsyncIterator[PinsRig]:
     people = PinApprovals(pins, catalog.review_again, lambda decision: None)
     sock = socket.create_server(("127.0.0.1", 0))
     sock.setblocking(False)
-    auth = Authenticator(None, lambda key: Principal("key", key), lambda: True)
+    auth = Authenticator(None, lambda key: Principal("key", key, scopes=EVERY_SCOPE), lambda: True)
     api = Api(hub, Sources(), parts=[PinsApi(people)])
     listener = HttpListener(
         TcpApp(auth, AllowedNames("127.0.0.1", None, [], []), {}, api, peers=ALONE), sock

@@ -386,6 +386,25 @@ async def test_invalid_policy_name_is_refused(tmp_path: Path, name: Any) -> None
             "/api/policies/explain",
             {"principal": "key:api_key", "tool": "work.read", "roles": "x"},
         ),
+        (
+            "POST",
+            "/api/policies/explain",
+            {"principal": "key:api_key", "tool": "work.read", "roles": ["x"] * 101},
+        ),
+        (
+            "POST",
+            "/api/policies/explain",
+            {
+                "principal": "key:api_key",
+                "tool": "work.read",
+                "context": {f"m{number}": 1 for number in range(101)},
+            },
+        ),
+        (
+            "POST",
+            "/api/policies/validate",
+            {"texts": {f"{name}.cedar": " " * (255 * 1024) for name in "abcde"}},
+        ),
         ("GET", "/api/policies/who-can", None),
         ("GET", "/api/policies/what-can", None),
         ("POST", "/api/policies/replay", {"since": 0}),
@@ -498,7 +517,7 @@ async def test_a_server_that_calls_back_is_an_agent_to_policies(tmp_path: Path) 
     text = NO_WIPING.replace("principal,", 'principal == Hub::Agent::"work",')
     async with hub(tmp_path) as at:
         at.keys.create(
-            "back", owner="ann", expires_at=None, scopes=[], roles=["worker"], target="work"
+            "back", owner="ann", expires_at=None, scopes=["call"], roles=["worker"], target="work"
         )
         checked = await at.ask("POST", "/api/policies/validate", {"text": text})
         assert checked["findings"] == []  # it is known here
@@ -524,7 +543,7 @@ async def test_suggested_policy_example_permits_the_call(tmp_path: Path) -> None
     async with hub(tmp_path) as at:
         owner = '@id("owner") permit (principal in Hub::Role::"owner", action, resource);'
         await at.ask("POST", "/api/policies", {"name": "default", "text": owner})
-        at.keys.create("ci", owner="ann", expires_at=None, scopes=[])
+        at.keys.create("ci", owner="ann", expires_at=None, scopes=["call"])
         asked = {"principal": "key:ci", "tool": "work.read"}
         denied = await at.ask("POST", "/api/policies/explain", asked)
         assert not denied["allowed"] and denied["example"]
@@ -536,8 +555,8 @@ async def test_suggested_policy_example_permits_the_call(tmp_path: Path) -> None
 
 async def test_who_can_and_what_can_match_actual_decisions(tmp_path: Path) -> None:
     async with hub(tmp_path) as at:
-        at.keys.create("ci", owner="ann", expires_at=None, scopes=[])
-        at.keys.create("old", owner="ann", expires_at=None, scopes=[])
+        at.keys.create("ci", owner="ann", expires_at=None, scopes=["call"])
+        at.keys.create("old", owner="ann", expires_at=None, scopes=["call"])
         at.keys.revoke("old")
         await at.ask("POST", "/api/policies", {"name": "mine", "text": NO_WIPING})
         who = await at.ask("GET", "/api/policies/who-can?tool=mcp_work_read")
@@ -560,7 +579,7 @@ async def test_who_can_and_what_can_match_actual_decisions(tmp_path: Path) -> No
 @pytest.mark.promise("R11")
 async def test_replay_lists_only_decisions_that_a_draft_changes(tmp_path: Path) -> None:
     async with hub(tmp_path) as at:
-        at.keys.create("ci", owner="ann", expires_at=None, scopes=[])
+        at.keys.create("ci", owner="ann", expires_at=None, scopes=["call"])
         ci = principal_from_key(at.keys.list()[0])
         await at.call("work.wipe", ci)  # before the requested one
         begun = time.time()
@@ -601,7 +620,7 @@ async def test_replay_lists_only_decisions_that_a_draft_changes(tmp_path: Path) 
 async def test_minimal_policy_is_proposed_and_verified(tmp_path: Path) -> None:
     async with hub(tmp_path) as at:
         for name in ("ci", "a.b", "a_b"):  # of which two read alike
-            at.keys.create(name, owner="ann", expires_at=None, scopes=[])
+            at.keys.create(name, owner="ann", expires_at=None, scopes=["call"])
         begun = time.time()
         callers = {key.name: principal_from_key(key) for key in at.keys.list()}
         await at.call("work.read", callers["ci"])

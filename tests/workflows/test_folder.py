@@ -191,7 +191,7 @@ def test_the_mark_of_the_api_stays_with_the_text(tmp_path: Path) -> None:
     text = file.read_text()
     assert text.startswith(HOOK % "env:DRAGOMAN_AGENT_HOOK" + "\n# Written by the API")
 
-    # Somebody changed the file under the mark, or another home allows less.
+    # The file was changed under the mark, or another home allows less.
     replace_file(folder, "hook.yaml", text.replace("env:DRAGOMAN_AGENT_HOOK", "exec:id"))
     entry = folder.find_file("hook")
     assert "hook.yaml:2" in entry.problem and "exec: references" in entry.problem

@@ -25,6 +25,7 @@ from dragoman.core.runs import (
     StepRecord,
 )
 from dragoman.core.tool_filter import EVERYTHING
+from dragoman.stores.config import StoreSettings
 from dragoman.stores.run_rows import merge_due
 
 pytestmark = [pytest.mark.promise("R14"), pytest.mark.anyio]
@@ -312,7 +313,7 @@ async def test_runs_that_are_due_and_those_that_are_queued_take_turns() -> None:
 
 
 async def test_parked_steps_live_in_postgresql(short_tmp: Path, postgres_url: str) -> None:
-    tasks, settings = Tasks(), {**PARKED, "database": postgres_url}
+    tasks, settings = Tasks(), {**PARKED, "store": StoreSettings(url=postgres_url)}
     stub = StubTools()
     async with run_rig(short_tmp, stub, **settings) as rig:
         rig.add("work", tasks)

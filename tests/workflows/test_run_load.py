@@ -16,6 +16,7 @@ from dragoman.core.hub import CallOptions
 from dragoman.core.principal import OWNER, Principal
 from dragoman.core.runs import COMPLETED, WAITING
 from dragoman.core.tool_filter import EVERYTHING
+from dragoman.stores.config import StoreSettings
 
 pytestmark = pytest.mark.promise("R14")
 
@@ -122,7 +123,7 @@ async def measure(rig: RunRig, work: Callable[[], Awaitable[None]]) -> float:
 
 @pytest.mark.anyio
 async def test_runs_live_in_postgresql_by_setting(short_tmp: Path, postgres_url: str) -> None:
-    async with run_rig(short_tmp, database=postgres_url) as rig:
+    async with run_rig(short_tmp, store=StoreSettings(url=postgres_url)) as rig:
         rig.add("noop", lambda one: {"n": 1})
         ask = node("ask", "approval", "a")
         steps = (call("a", tool="noop"), ask, call("c", "ask", tool="noop"))
@@ -130,7 +131,7 @@ async def test_runs_live_in_postgresql_by_setting(short_tmp: Path, postgres_url:
         run = await rig.start("three")
         await rig.until(run.id, WAITING)
     assert not (short_tmp / "runs.db").exists()
-    async with run_rig(short_tmp, rig.stub, database=postgres_url) as rig:
+    async with run_rig(short_tmp, rig.stub, store=StoreSettings(url=postgres_url)) as rig:
         desk = rig.app.parts.guards.approvals.find_desk()
         desk.decide((await rig.steps(run))["ask"].approval, True, OWNER)
         found = await rig.until(run.id)

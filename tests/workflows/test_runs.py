@@ -84,7 +84,7 @@ async def test_steps_act_with_the_rights_of_who_started_them(short_tmp: Path) ->
         rig.add("open", lambda one: "done")
         rig.add("secret", lambda one: "done")
         keys = rig.app.parts.stores.keys
-        keys.create("bob", owner="Bob", expires_at=None, scopes=[])
+        keys.create("bob", owner="Bob", expires_at=None, scopes=["call"])
         await rig.define("mixed", call("open"), call("secret", "open"))
         await rig.define("hidden", call("open"))
         run = await rig.start("mixed", BOB)
@@ -357,7 +357,7 @@ async def test_one_principal_neither_fills_nor_blocks_the_queue(short_tmp: Path)
         rig.add("slow", wait)
         rig.add("quick", lambda one: "done")
         keys = rig.app.parts.stores.keys
-        keys.create("bob", owner="Bob", expires_at=None, scopes=[])
+        keys.create("bob", owner="Bob", expires_at=None, scopes=["call"])
         await rig.define("slow", call("slow"))
         await rig.define("quick", call("quick"))
         runs = [await rig.start("slow") for _ in range(3)]
@@ -383,7 +383,7 @@ async def test_outputs_and_inputs_are_bounded(short_tmp: Path) -> None:
 async def test_a_run_ends_with_the_key_that_started_it(short_tmp: Path) -> None:
     async with run_rig(short_tmp) as rig:
         keys = rig.app.parts.stores.keys
-        keys.create("bob", owner="Bob", expires_at=None, scopes=[])
+        keys.create("bob", owner="Bob", expires_at=None, scopes=["call"])
         gate = asyncio.Event()
 
         async def wait(one: Call) -> str:
@@ -429,7 +429,7 @@ class OtherHubs:
         return lambda: None
 
 
-async def test_other_hubs_hear_which_events_a_step_begins_to_wait_for(short_tmp: Path) -> None:
+async def test_other_hubs_learn_which_events_a_step_begins_to_wait_for(short_tmp: Path) -> None:
     async with run_rig(short_tmp) as rig:
         await rig.define("w", node("event", "wait", event="user"))
         service, others = rig.service, OtherHubs()
@@ -444,7 +444,7 @@ async def test_other_hubs_hear_which_events_a_step_begins_to_wait_for(short_tmp:
         assert others.sent == [("awaited", {"event": "user"})]
         rig.bus.emit(UserEvent("a", "ready", {}, ""))
         assert (await rig.until(run.id)).state == COMPLETED
-        # The other end: a hub that hears of it observes events that none of its own runs waits for.
+        # As a hub that receives this: it observes events that none of its own runs waits for.
         service._events.close()
         assert not service._events._ends
         others.receivers["awaited"]("00000000", {"event": "user"})

@@ -22,17 +22,22 @@ from dragoman.app.build import build_app
 from dragoman.app.workflows_view import WorkflowsView
 from dragoman.config import Config
 from dragoman.core.call import Call
+from dragoman.core.errors import ConfigError
 from dragoman.core.events import AgentChanged, UserEvent
 from dragoman.core.logs import render_time
 from dragoman.core.principal import OWNER, principal_from_workflow
 from dragoman.core.runs import COMPLETED, Run
+from dragoman.core.secret_rules import Author, SecretUse
 from dragoman.core.taint import EXTERNAL_NETWORK, UNTRUSTED_AGENT
+from dragoman.core.triggers import MAX_BODY
 from dragoman.stores.triggers import DatabaseTriggers
 from dragoman.web.config import ServerSettings
 from dragoman.workflows.event_triggers import EventLimits, WorkflowEvents
+from dragoman.workflows.folder import WorkflowFolder
 from dragoman.workflows.loader import check_definition
 from dragoman.workflows.schedules import OccurrenceLimits, WorkflowSchedules
 from dragoman.workflows.triggers import TriggeredRuns, has_members
+from dragoman.workflows.webhooks import WorkflowWebhooks
 
 pytestmark = [pytest.mark.promise("R14"), pytest.mark.anyio]
 ECHO = node("echo", "transform", value="{{ $trigger }}")
@@ -262,6 +267,33 @@ async def test_a_signed_webhook_starts_one_run(short_tmp: Path) -> None:
             headers = sign(bad, id=f"bad {len(bad)}")
             assert (await post("/review", content=bad, headers=headers)).status_code == 400
         assert len(await list_runs(rig, "review")) == 2
+
+
+async def test_no_secret_is_read_for_a_request_without_a_signature(tmp_path: Path) -> None:
+    """Anyone can send one, and to read a secret may start a program."""
+    folder = WorkflowFolder(tmp_path / "workflows")
+    definition = {"trigger": {"type": "webhook", "secret": "exec:op read x"}, "steps": [ECHO]}
+    folder.write("hook", json.dumps(definition), Author.OWNER)
+    uses: list[SecretUse] = []
+
+    async def resolve(reference: str, use: SecretUse) -> str:
+        uses.append(use)
+        raise ConfigError("the vault is locked")
+
+    nothing: Any = None
+    webhooks = WorkflowWebhooks(folder, nothing, nothing, resolve)
+    signed = {name.lower().encode(): text.encode() for name, text in sign(b"{}").items()}
+    for headers in (
+        {}, {b"x-hub-signature-256": b""}, {b"x-hub-signature-256": b"sha256=00"},
+        {b"x-hub-signature-256": b"sha256=" + b"zz" * 32},
+        {**signed, b"webhook-signature": b"v1,AAAA"}, {**signed, b"webhook-timestamp": b"1"},
+        {**signed, b"webhook-id": b""},
+    ):  # fmt: skip
+        assert await webhooks.receive("hook", headers, b"{}") is None
+    assert await webhooks.receive("hook", signed, b"x" * (MAX_BODY + 1)) is None
+    assert uses == []
+    assert await webhooks.receive("hook", signed, b"{}") is None
+    assert uses == [SecretUse(Author.OWNER, 'workflow "hook"')]
 
 
 # --- events ---------------------------------------------------------------------------------------

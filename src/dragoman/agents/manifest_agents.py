@@ -253,16 +253,7 @@ class ManifestAgents:
 
 def _list_wider(child: AgentProfile, parent: AgentProfile) -> Iterator[str]:
     """Lists the grants of a child that none of its parent's covers."""
-    for field in (
-        "tools",
-        "servers",
-        "skills",
-        "agents",
-        "shell",
-        "network",
-        "memory_read",
-        "memory_write",
-    ):
+    for field in PATTERNS:
         granted = getattr(parent, field)
         for pattern in getattr(child, field):
             # A command pattern matches word by word, so that only an equal one is certain.

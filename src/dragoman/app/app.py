@@ -21,12 +21,13 @@ from dragoman.app.hub_parts import HubParts
 from dragoman.app.shared_stores import SharedStores
 from dragoman.app.status import HubStatus
 from dragoman.app.workflows_view import WorkflowsView
-from dragoman.core.access import ServesPrincipals, TokenRejected
+from dragoman.core.access import ServesPrincipals, TokenRejected, build_missing_scope
 from dragoman.core.background import Background
 from dragoman.core.cluster import SINGLE_HUB
 from dragoman.core.errors import AuthorizationError, ConfigError
 from dragoman.core.principal import Principal
 from dragoman.core.rate_limiter import check_address, limit_address
+from dragoman.core.scopes import CALL, LIST
 from dragoman.mcp.server.messages_elsewhere import PART as MESSAGES_PART
 from dragoman.mcp.server.socket_transport import SocketConnection
 from dragoman.net.client import OutboundHttp
@@ -212,8 +213,8 @@ class App:
                 raise
             if found is None and peer:
                 await note_stranger(metadata, peer)
-            if found is not None and (missing := resource.find_missing_scopes(found)):
-                raise AuthorizationError(f"the access token needs the scopes: {' '.join(missing)}")
+            if found is not None:
+                _check_scopes(found, resource.find_missing_scopes(found))
             return found
 
         return app, authenticate
@@ -413,3 +414,12 @@ async def _wait(seconds: float, work: Awaitable[object]) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await work
+
+
+def _check_scopes(principal: Principal, missing: Sequence[str]) -> None:
+    """Raises for a principal whose credential does not suffice for any call; `missing` are scopes
+    that every access token needs."""
+    if missing:
+        raise AuthorizationError(f"the access token needs the scopes: {' '.join(missing)}")
+    if LIST not in principal.rights:
+        raise build_missing_scope(principal, CALL, "the call")

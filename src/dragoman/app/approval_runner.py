@@ -17,9 +17,9 @@ from dragoman.core.errors import (
     AuthorizationError,
     HubError,
     NotFound,
-    ShuttingDown,
     StorageFailed,
     is_own_trouble,
+    is_stopping,
 )
 from dragoman.core.hub import CallOptions, Hub
 from dragoman.core.principal import Principal
@@ -104,7 +104,7 @@ class ApprovalRunner:
         backoff = Backoff(first=0.5, longest=30.0)
         try:
             while (trouble := await self._try(id)) is not None:
-                if isinstance(trouble, ShuttingDown):
+                if is_stopping(trouble):
                     return
                 if not backoff.failures:
                     log.error("approval %s: its call begins later: %s", id, trouble)

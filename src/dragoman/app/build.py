@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections import ChainMap
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -50,6 +51,7 @@ from dragoman.app.login_admin import LoginAdmin
 from dragoman.app.pin_reviews import PinReviews
 from dragoman.app.policy_admin import known_ids
 from dragoman.app.record_queries import RecordQueries
+from dragoman.app.scope_reports import SCOPES_LIMIT, describe_changes
 from dragoman.app.secret_variables import withhold_secrets
 from dragoman.app.server_editing import ServerEditor
 from dragoman.app.status import HubStatus
@@ -64,13 +66,14 @@ from dragoman.core.bus import Bus
 from dragoman.core.cluster import SINGLE_HUB, ClusterMember
 from dragoman.core.events import REMOVED, AgentChanged
 from dragoman.core.local_agents import AgentProfiles
-from dragoman.core.ports import ADMIN
-from dragoman.core.principal import Principal
+from dragoman.core.principal import USER, Principal
+from dragoman.core.scopes import CALL, REGISTRY
 from dragoman.guards.grants import GrantedTools
 from dragoman.mcp.protocol.elicitation import TASKS_ONLY
 from dragoman.mcp.server.connected_clients import ConnectedClients
 from dragoman.net.client import OutboundHttp
 from dragoman.oauth.logins.desk import HubLoginDesk
+from dragoman.policy.engine import PolicyEngine
 from dragoman.processes.own_commands import OwnCommands
 from dragoman.stores.database import StorePlace
 from dragoman.stores.keys import KeyStore
@@ -95,12 +98,15 @@ from dragoman.web.api_taint import TaintApi
 from dragoman.web.api_usage import UsageApi
 from dragoman.web.api_views import ViewsApi
 from dragoman.web.api_workflows import WorkflowsApi
+from dragoman.web.auth import API_KEY
 from dragoman.web.console.gate import ConsoleGate
 
 if TYPE_CHECKING:
     from dragoman.app.build_cluster import ClusterParts
     from dragoman.app.shared_audit import SharedAudit
     from dragoman.stores.fence import Fence
+
+log = logging.getLogger(__name__)
 
 
 def build_app(
@@ -117,9 +123,9 @@ def build_app(
     api_key = resolve_local_api_key(config, live.secrets) if api_key is None else api_key
     bus, net, clients = Bus(config.bus.gate_secs), OutboundHttp(), ConnectedClients()
     registered, skill_table = RegisteredAgents(), SkillTable()
-    cluster, member = _build_cluster(home, live)
+    cluster, member, fence = _build_cluster(home, live)
     with contextlib.ExitStack() as undo:  # this process may try again
-        stores = build_stores(home, config, live.secrets, member.mark, _find_fence(cluster))
+        stores = build_stores(home, config, live.secrets, member.mark, fence)
         undo.callback(stores.close)
         key, share = _share_audit(home, stores, cluster)
         store_watch = StoreWatch(stores, home / config.policy.folder)
@@ -131,7 +137,7 @@ def build_app(
         catalogs = build_pinned_catalogs(live, stores, bus, registered, local, skill_table, names)
         logins = build_logins(
             home, stores.place, live, state, net, bus, cluster.key if cluster else None,
-            lambda principal: hub.authorizer.decide_action(principal, ADMIN).allowed,
+            lambda principal: hub.authorizer.decide_action(principal, REGISTRY).allowed,
             lambda account, holder: targets.note_login(account.name, holder), authority, member,
         )  # fmt: skip
         open_account = logins.open_server_account
@@ -169,7 +175,7 @@ def build_app(
             AgentVision(local), live.secrets, renew,
         )  # fmt: skip
         _check_tools(tools, undo)
-        _enroll(store_watch, config, skill_table)
+        _enroll(store_watch, config, skill_table, stores.keys, guards.policies.engine)
         routing = _build_routing(stores.place, config, guards, registered, undo)
         workflows = LazyWorkflows(
             home, stores.place, live, guards, registered, stores.audit, renew,
@@ -193,18 +199,16 @@ def _build_outer(
     return build_redis(live, hubs), build_telemetry(live, net)
 
 
-def _build_cluster(home: Path, live: LiveConfig) -> tuple[ClusterParts | None, ClusterMember]:
+def _build_cluster(
+    home: Path, live: LiveConfig
+) -> tuple[ClusterParts | None, ClusterMember, Fence | None]:
     """None for a single hub, which loads nothing of it."""
     if live.config.cluster.secret is None:
-        return None, SINGLE_HUB
+        return None, SINGLE_HUB, None
     from dragoman.app.build_cluster import build_cluster
 
     cluster = build_cluster(home, live)
-    return cluster, cluster.hubs
-
-
-def _find_fence(cluster: ClusterParts | None) -> Fence | None:
-    return cluster.hubs.fence if cluster is not None else None
+    return cluster, cluster.hubs, cluster.hubs.fence
 
 
 def _share_audit(
@@ -288,7 +292,16 @@ def _build_api(
     return Api(hub, status, TASKS_ONLY, apis)
 
 
-def _enroll(store_watch: StoreWatch, config: Config, skills: SkillTable) -> None:
+def _enroll(
+    store_watch: StoreWatch,
+    config: Config,
+    skills: SkillTable,
+    keys: KeyStore,
+    engine: PolicyEngine,
+) -> None:
+    if store_watch.must_notify(SCOPES_LIMIT):
+        for notice in describe_changes(config, keys.list(), engine):
+            log.warning("since the last start: %s", notice)
     store_watch.record_servers(config.mcp_servers)
     store_watch.record_skills(skills.list_identities())
     closed = config.api_key is not None or config.auth.server.enabled
@@ -305,7 +318,12 @@ def _note_skills(
 
 
 def renew_principal(keys: KeyStore, principal: Principal) -> Principal:
-    """Takes from a principal what its key does not have any more."""
+    """Takes from a principal what its key does not have any more. One that was stored before scopes
+    limited what credentials may be used for has begun its work nevertheless."""
+    if principal.kind == USER and CALL not in principal.rights:
+        return replace(principal, scopes=(*principal.scopes, CALL))
+    if principal == API_KEY:
+        return API_KEY
     if principal.kind == "key":
         keys.refresh()  # it may have been revoked a moment ago
     for record in keys.list() if principal.kind == "key" else ():

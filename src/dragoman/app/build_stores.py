@@ -102,15 +102,11 @@ class Stores:
 
 
 def build_stores(
-    home: Path,
-    config: Config,
-    secrets: SecretResolver,
-    hub: str = "",
-    fence: Fence | None = None,
+    home: Path, config: Config, secrets: SecretResolver, hub: str = "", fence: Fence | None = None
 ) -> Stores:
-    """`hub` is the id of this hub, and `fence` its fence, where several share the database of
-    `[store] url`; without them it uses that database alone. Raises `ConfigError` if a store of the
-    home was lost."""
+    """`hub` is the id of this hub where several share the database of `[store] url`, and `fence`
+    what its write transactions begin with; without one it uses that database alone. Raises
+    `ConfigError` if a store of the home was lost."""
     with ExitStack() as undo:
         place = open_place(home, config.store.url, secrets, fence=fence)
         undo.callback(close_place, place)
@@ -135,7 +131,7 @@ def build_stores(
         users = _open_users(place) if config.auth.server.enabled else None
         undo.pop_all()
     clock = SteadyClock(record.clock_seen or audit.previous_end_at, record.clock_new_since)
-    conversations = DatabaseConversations(place, witness.register_stores)
+    conversations = DatabaseConversations(place, witness.register_stores, is_shared=bool(hub))
     return Stores(
         witness, keys, audit, clock, Tally(audit), pins, labels, usage, registry, tasks,
         conversations, users, place,

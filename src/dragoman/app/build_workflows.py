@@ -5,6 +5,7 @@ A hub without either loads none of what they need.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -127,7 +128,9 @@ class LazyWorkflows:
     cluster: ClusterParts | None = None
     """The hubs that share the runs; None for a single hub."""
     built: list[WorkflowParts] = field(default_factory=list)
-    """The parts, once they are needed."""
+    """The parts, once they are needed and open."""
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while they are built, opened and closed."""
     checks: HeavyWork = field(default_factory=lambda: HeavyWork("check a definition"))
 
     @property
@@ -146,7 +149,7 @@ class LazyWorkflows:
 
     def find_loaded(self) -> WorkflowParts | None:
         """Returns the parts, if the home has workflows or runs. Raises `Overloaded` while a hub
-        that starts has not loaded them: a workflow or run that is not found may exist."""
+        that starts has not loaded them: the workflow or run may exist."""
         parts = self.find()
         if parts is None and self.is_needed:
             raise Overloaded("the hub has not loaded its workflows yet; try again in a moment")
@@ -157,15 +160,21 @@ class LazyWorkflows:
         return self.built[0] if self.built else None
 
     async def require(self) -> WorkflowParts:
-        """Returns the parts, and builds them if there are none yet. Raises `ConfigError`."""
-        if not self.built:
-            parts = await self._build()
-            if self.built:  # another request was faster
-                await parts.service.close()
-            else:
+        """Returns the parts, and builds them if there are none yet. Raises `ConfigError`; the next
+        request tries again."""
+        if self.built:
+            return self.built[0]
+        async with self._lock:
+            if not self.built:
+                parts = await self._build()
+                try:
+                    await self._open(parts)
+                except BaseException:
+                    parts.tools.offer([])
+                    await self._close(parts)
+                    raise
                 self.built.append(parts)
-                await self._open(parts)
-        return self.built[0]
+            return self.built[0]
 
     async def start(self) -> None:
         if self.is_needed:
@@ -195,10 +204,15 @@ class LazyWorkflows:
 
     async def stop(self) -> None:
         self.checks.close()
-        for parts in self.built:
-            await parts.triggers.close()
-            await parts.tools.close()
-            await parts.service.close()
+        async with self._lock:
+            for parts in self.built:
+                await self._close(parts)
+
+    @staticmethod
+    async def _close(parts: WorkflowParts) -> None:
+        await parts.triggers.close()
+        await parts.tools.close()
+        await parts.service.close()
 
     async def _open(self, parts: WorkflowParts) -> None:
         def offer() -> None:

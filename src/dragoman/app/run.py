@@ -17,6 +17,7 @@ from dragoman.app.app import App
 from dragoman.app.build import build_app
 from dragoman.app.build_secrets import resolve_api_key
 from dragoman.app.config_watch import refuse_exposed
+from dragoman.app.database_wait import is_outage, wait_for_database
 from dragoman.app.hub_parts import HubParts
 from dragoman.app.secret_variables import list_skill_variables, withhold_secrets
 from dragoman.config import Config, load_variables, load_with_source
@@ -63,7 +64,7 @@ def run(
         api_key = resolve_api_key(home, config, load_variables(home))
         build = partial(build_app, home, config, mode, given, api_key)
         with asyncio.Runner(loop_factory=process.find_loop_factory()) as runner:
-            runner.run(_serve(home, build, ready, stop))
+            runner.run(_serve(home, config, build, ready, stop))
 
 
 def host(home: str, stop: threading.Event) -> None:
@@ -81,21 +82,41 @@ def _start_logging(config: Config, path: str | None) -> None:
 
 
 async def _serve(
-    home: Path, build: Callable[[], App], ready: Ready, stop: threading.Event | None
+    home: Path,
+    config: Config,
+    build: Callable[[], App],
+    ready: Ready,
+    stop: threading.Event | None,
 ) -> None:
     ended = asyncio.Event()
     _arrange_end(ended, stop)
-    with _explain_damage(home):
-        app = build()
-    try:
-        with _explain_damage(home):
-            await app.start()
-            process.freeze_garbage()
-            process.keep_memory()
+    while not ended.is_set():
+        try:
+            with _explain_damage(home):
+                app = await _start(build)
+        except ConfigError as error:
+            # A person who waits for a command, or for an IDE, learns at once what is wrong.
+            if stop is not None or not is_outage(config, error):
+                raise
+            await wait_for_database(home, config, error, ended)
+            continue
+        try:
             ready(app.parts)
-        await ended.wait()
-    finally:
+            await ended.wait()
+        finally:
+            await app.stop()
+
+
+async def _start(build: Callable[[], App]) -> App:
+    app = build()
+    try:
+        await app.start()
+    except BaseException:
         await app.stop()
+        raise
+    process.freeze_garbage()
+    process.keep_memory()
+    return app
 
 
 def _arrange_end(ended: asyncio.Event, stop: threading.Event | None) -> None:

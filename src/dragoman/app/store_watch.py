@@ -45,6 +45,14 @@ class StoreWatch:
         self._note()
         self._witness.register_stores()
 
+    def must_notify(self, notices: int) -> bool:
+        """Notes that the owner gets the notices up to this number. Returns whether there are any
+        to give: a new home has seen no earlier version. To be called before servers are recorded.
+        """
+        record = self._witness.record
+        self._witness.update(notices=max(record.notices, notices))
+        return record.servers is not None and record.notices < notices
+
     async def check(self) -> None:
         """Notes the first key and the first policies, records changes of keys, and reports files
         that were removed."""

@@ -101,7 +101,7 @@ class SandboxedShell(NamedTuple):
 
 class GrantedHttp(NamedTuple):
     """Implements `wire.http.HttpClient` and `AddressFinder`: each origin is checked where it is
-    dialled, whoever named it. Redirects are not followed."""
+    dialled, also one that a card names. Redirects are not followed."""
 
     http: HttpClient
     check: CheckOrigin

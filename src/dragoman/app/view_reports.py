@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from dragoman.core.hub import Hub
-from dragoman.core.ports import ADMIN
 from dragoman.core.principal import Principal
+from dragoman.core.scopes import REGISTRY
 from dragoman.core.tool_filter import EVERYTHING, View
 from dragoman.core.views import NamedView
 from dragoman.mcp.protocol.revisions import LATEST
@@ -69,7 +69,7 @@ class HubViewReports:
             "token_budget": rule.token_budget,
             "search": rule.search,
         }
-        if self._hub.authorizer.decide_action(caller, ADMIN).allowed:
+        if self._hub.authorizer.decide_action(caller, REGISTRY).allowed:
             found["rule"] = {
                 "include": rule.include,
                 "exclude": rule.exclude,

@@ -11,9 +11,9 @@ from dragoman.app.build_workflows import LazyWorkflows, WorkflowParts
 from dragoman.core.admin_audit import record_done
 from dragoman.core.errors import NotFound
 from dragoman.core.logs import render_time
-from dragoman.core.ports import ADMIN
 from dragoman.core.principal import Principal
 from dragoman.core.runs import ENDED, PENDING, RUNNING, SKIPPED, WAITING, Run, StepRecord
+from dragoman.core.scopes import WORKFLOWS
 from dragoman.core.secret_rules import find_author
 from dragoman.core.tool import Tool
 
@@ -169,7 +169,7 @@ class WorkflowsView:
         return parts
 
     def _is_admin(self, principal: Principal) -> bool:
-        return self._lazy.hub.authorizer.decide_action(principal, ADMIN).allowed
+        return self._lazy.hub.authorizer.decide_action(principal, WORKFLOWS).allowed
 
     def _may_list(self, principal: Principal, parts: WorkflowParts, workflow: Workflow) -> bool:
         tool: Tool = parts.tools.build_tool(workflow)

@@ -18,7 +18,12 @@ import click
 from dragoman import __version__
 from dragoman import home as homes
 from dragoman.cli.base.errors import FAILED, NO_HUB, fail, find_exit_code
-from dragoman.cli.base.hub_client import HubClient, find_running_hub, resolve_home
+from dragoman.cli.base.hub_client import (
+    HubClient,
+    find_running_hub,
+    find_waiting_hub,
+    resolve_home,
+)
 from dragoman.cli.base.output import (
     StatusLine,
     clean,
@@ -285,6 +290,14 @@ def _detach(place: str, options: Sequence[str], as_json: bool) -> None:
             lines = [text, *rows, "stop it with: dragoman stop"]
             print_result(report, "\n".join(lines), as_json)
             return
+        if (waiting := find_waiting_hub(place)) is not None:
+            status_line.clear()
+            process.returncode = 0
+            daemon, why = waiting
+            report = _build_report(daemon.pid, daemon.url, place, log=log, waiting=why)
+            text = f"the hub has started, process {daemon.pid}, and does not serve yet: {why}"
+            print_result(report, f"{text}\nstop it with: dragoman stop", as_json)
+            return
         time.sleep(0.05)
     status_line.clear()
     if process.poll() is None:
@@ -307,6 +320,8 @@ def _require_hub(home: str | None, as_json: bool, key: str) -> tuple[str, homes.
     daemon = find_running_hub(place)
     if daemon is not None:
         return place, daemon
+    if (waiting := find_waiting_hub(place)) is not None:
+        return place, waiting[0]
     if as_json:
         print_json({key: False, "home": place})
         raise SystemExit(NO_HUB)

@@ -23,6 +23,7 @@ from dragoman.cli.base.output import (
 )
 from dragoman.cli.completion import complete_views
 from dragoman.core.errors import ConfigError, HubError
+from dragoman.core.scopes import ORDINARY, WITH_ROLES, has_hub_scope
 
 if TYPE_CHECKING:
     from dragoman.stores.keys import KeyRecord, KeyStore
@@ -92,7 +93,9 @@ def keys() -> None:
               help="Role for policies; may be repeated. The role owner has all your "
               "permissions.")  # fmt: skip
 @click.option("--scope", "scopes", metavar="SCOPE", multiple=True,
-              help="Scope for policies; may be repeated [default: call].")  # fmt: skip
+              help="What the key may be used for: call, list, approve, metrics, admin or a part "
+              "of it, or a name that your policies read; may be repeated [default: call; with "
+              "--role and without --for everything that the policies permit].")  # fmt: skip
 @common_options
 def create(
     name: str, expires: str, target: str | None, home: str | None, as_json: bool, **options: Any
@@ -120,6 +123,7 @@ def create(
     if target == "":
         fail("--for is empty: give the name of a server or agent", USAGE)
     expires_at, roles, scopes = _parse_expiry(expires), options["roles"], options["scopes"]
+    scopes = scopes or (WITH_ROLES if roles and not target else ORDINARY)
     is_there = True
     if target:
         target, is_there = _resolve_target(home, target)
@@ -128,17 +132,22 @@ def create(
             name,
             owner=options["owner"] or find_user_name(),
             expires_at=expires_at,
-            scopes=scopes or ["call"],
+            scopes=scopes,
             roles=roles,
             target=target or "",
             view=view or "",
         )
         is_first = len(store.list()) == 1
+    if not has_hub_scope(scopes):
+        say(
+            f'key "{name}" can be used for nothing yet: its scopes are names for policies; add one '
+            f"of the hub: dragoman keys scopes {name} --add call"
+        )
     if not is_there:
         say(f'unknown server or agent "{target}": until it exists, the key is an ordinary one')
     if as_json:
         made = {"name": name, "key": key, "expires_at": expires_at}
-        more = {"for": target, "view": view, "roles": roles, "scopes": scopes or ["call"]}
+        more = {"for": target, "view": view, "roles": roles, "scopes": scopes}
         return print_json({**made, **more})
     print(key)
     say(f'key "{name}" was created and is shown only once; send: Authorization: Bearer {key[:12]}…')
@@ -180,6 +189,39 @@ def list_keys(home: str | None, as_json: bool) -> None:
         print("no keys; create one with: dragoman keys create NAME")
     else:
         print_table([key.upper() for key in rows[0]], [_render_cells(row) for row in rows])
+
+
+@keys.command("scopes")
+@click.argument("name")
+@click.option("--add", metavar="SCOPE", multiple=True, help="Add this scope; may be repeated.")
+@click.option("--remove", metavar="SCOPE", multiple=True,
+              help="Remove this scope; may be repeated.")  # fmt: skip
+@common_options
+def change_scopes(
+    name: str, add: Sequence[str], remove: Sequence[str], home: str | None, as_json: bool
+) -> None:
+    """Show or change the scopes of the key NAME: what it may be used for.
+
+    \b
+    dragoman keys scopes ci
+    dragoman keys scopes ci --add admin --add approve
+    dragoman keys scopes prometheus --remove call --add metrics
+
+    A running hub applies changes within a second.
+    """
+    record = None
+    if _has_store(home):
+        with _open_store(home) as store:
+            record = next((one for one in store.list() if one.name == name), None)
+            if record is not None and (add or remove):
+                kept = [scope for scope in record.scopes if scope not in remove]
+                store.set_scopes(name, list(dict.fromkeys((*kept, *add))))
+                record = next(one for one in store.list() if one.name == name)
+    if record is None:
+        fail(f'unknown key "{name}": see dragoman keys list', NOT_FOUND)
+    if as_json:
+        return print_json({"name": name, "scopes": record.scopes})
+    print(", ".join(record.scopes) or "none: the key may be used for nothing")
 
 
 @keys.command()

@@ -49,9 +49,10 @@ def check(url: str | None, home: str | None, as_json: bool) -> None:
     dragoman store check
     dragoman store check env:DATABASE_URL
 
-    Exit code 1 if tables are missing or older than this version needs: run `dragoman store
-    migrate`, or start a hub. Tables that a newer version has changed so that this one cannot use
-    them are an error as well.
+    Exit code 1 if the database has no tables, or tables that are older than this version needs:
+    run `dragoman store migrate`, or start a hub. Tables that a newer version has changed so that
+    this one cannot use them are an error as well. A store whose tables are "unused" gets them when
+    a hub first needs it.
     """
     from dragoman.stores.all_tables import ALL_TABLES
     from dragoman.stores.copy_home import count_rows
@@ -71,18 +72,19 @@ def check(url: str | None, home: str | None, as_json: bool) -> None:
             for one in ALL_TABLES
         ]
         usable = {one.store for one in ALL_TABLES if server.is_usable(one)}
-        place, version = server.place, server.version
-    states = {_find_state(row, usable) for row in rows}
+        place, version, can_create = server.place, server.version, server.can_create_tables()
+    is_complete = can_create and any(row["version"] for row in rows)
+    states = {_find_state(row, usable, is_complete) for row in rows}
     if as_json:
         about = {"database": place, "server": version, "id": identity, "seconds": seconds}
         print_json({**about, "stores": rows})
     else:
         print(f"{clean(place)} answers in {seconds * 1000:.0f} ms: PostgreSQL {version}")
-        cells = [[*row.values(), _find_state(row, usable)] for row in rows]
+        cells = [[*row.values(), _find_state(row, usable, is_complete)] for row in rows]
         print_table(["STORE", "VERSION", "NEEDED", "ROWS", "STATE"], cells)
     if "newer" in states:
         fail("a newer dragoman has migrated the database: install that version here", FAILED)
-    if states != {"ok"}:
+    if states - {"ok", "unused"}:
         fail("tables are missing or old; run: dragoman store migrate", FAILED)
 
 
@@ -182,12 +184,15 @@ def _show_progress() -> Iterator[StatusLine]:
         line.clear()
 
 
-def _find_state(row: dict[str, Any], usable: set[str]) -> str:
+def _find_state(row: dict[str, Any], usable: set[str], is_complete: bool) -> str:
+    """`is_complete`: a hub uses the database, and may create what it needs later."""
     if row["store"] in usable:
         return "ok"
     if row["version"] > row["needed"]:
         return "newer"
-    return "old" if row["version"] else "missing"
+    if row["version"]:
+        return "old"
+    return "unused" if is_complete else "missing"
 
 
 @contextmanager

@@ -186,6 +186,9 @@ def show(name: str, home: str | None, as_json: bool) -> None:
               help="Cancel the call after this time; the hub's limits apply as well.")  # fmt: skip
 @click.option("--progress", is_flag=True,
               help="Print progress as lines on stderr.")  # fmt: skip
+@click.option("--idempotency-key", metavar="TEXT",
+              help="Tell this call from others: the same call with the same key is not made again "
+              "once it was approved, and with another key it is.")  # fmt: skip
 @common_options
 def call(
     name: str, arguments: tuple[str, ...], home: str | None, as_json: bool, **options: Any
@@ -218,6 +221,7 @@ def call(
         _refuse_misspelt(name, schema, values)
         how: dict[str, Any] = {
             "seconds": options["timeout"],
+            "key": options["idempotency_key"],
             "progress": (lambda words: say(f"{name}: {words}")) if options["progress"] else None,
             "hint": lambda: _describe_misspelt(_get_schema(hub.find_tool(name) or {}), values),
         }
@@ -238,6 +242,8 @@ def _call_tool(
 ) -> Any:
     """Calls the tool and asks the user its questions, if any."""
     more: dict[str, Any] = {"can": can, **how} if can else how
+    if key := more.pop("key", None):
+        more["idempotencyKey"] = key
     result = hub.call(name, values, **more)
     for _ in range(prompt.MAX_ROUNDS):
         if "questions" not in result:

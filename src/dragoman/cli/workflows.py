@@ -24,8 +24,10 @@ from dragoman.cli.base.output import (
 from dragoman.cli.base.schema_text import get_properties
 from dragoman.cli.completion import complete_workflows
 from dragoman.cli.run_progress import finish, follow_run
+from dragoman.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from dragoman.core.secret_rules import ReferenceRules
     from dragoman.workflows.folder import DefinitionFile, WorkflowFolder
     from dragoman.workflows.loader import InvalidDefinition
     from dragoman.workflows.model import Workflow
@@ -247,9 +249,22 @@ def new(name: str, home: str | None, as_json: bool) -> None:
 def _read_folder(home: str | None) -> WorkflowFolder:
     from dragoman.workflows.folder import FOLDER, WorkflowFolder
 
-    folder = WorkflowFolder(Path(resolve_home(home)) / FOLDER)
+    place = Path(resolve_home(home))
+    folder = WorkflowFolder(place / FOLDER, check=_find_rules(place).check)
     folder.check()
     return folder
+
+
+def _find_rules(place: Path) -> ReferenceRules:
+    """What definitions that the API wrote may refer to, as the configuration of the home says."""
+    from dragoman.config import load
+    from dragoman.core.secret_rules import ReferenceRules
+
+    try:
+        config = load(place / "config.toml")
+    except ConfigError:  # other commands report it
+        return ReferenceRules((), place)
+    return ReferenceRules(config.bridge.credential_env, place, config.secrets.allow)
 
 
 def _is_file(name: str) -> bool:

@@ -13,7 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from dragoman.core.errors import InsufficientScope
 from dragoman.core.principal import Principal
+from dragoman.core.scopes import ADMIN, ADMIN_RIGHTS
 
 WhyEnded = Callable[[Principal], str]
 """Why the hub does not serve that principal with that credential any more; empty while it does."""
@@ -39,6 +41,25 @@ def explain_lost_access(why_ended: WhyEnded, principal: Principal) -> str:
     """Why a thing that outlives its request ends; empty while it stays."""
     why = why_ended(principal)
     return "" if why in RENEWABLE else why
+
+
+def require_scope(principal: Principal, scope: str, what: str = "") -> None:
+    """Raises `InsufficientScope` unless the credential of the principal may be used for it."""
+    if scope not in principal.rights:
+        raise build_missing_scope(principal, scope, what)
+
+
+def build_missing_scope(principal: Principal, scope: str, what: str = "") -> InsufficientScope:
+    """`what` is the request that was refused; empty for an operation of the API."""
+    named = f'"{scope}", or "{ADMIN}"' if scope in ADMIN_RIGHTS else f'"{scope}"'
+    if principal.kind == "key":
+        lacking = f'the key "{principal.id}" does not have the scope {named}'
+        fix = f"; add it with: dragoman keys scopes {principal.id} --add {scope}"
+    else:
+        lacking = f'the access token of "{principal.label}" does not have the scope {named}'
+        fix = "; ask for a token with it"
+    begin = f"{what} was refused" if what else f'"{principal.label}" may not do this'
+    return InsufficientScope(f"{begin}: {lacking}{fix}", scope)
 
 
 class ServesPrincipals(Protocol):

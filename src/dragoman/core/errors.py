@@ -51,6 +51,15 @@ class AuthorizationError(Denied):
     """No policy permits the principal to do it, or one forbids it, or no decision was possible."""
 
 
+class InsufficientScope(AuthorizationError):
+    """The key or access token does not have the scope that this needs; `scope` names it. The
+    policies were not asked."""
+
+    def __init__(self, message: str, scope: str = "") -> None:
+        super().__init__(message)
+        self.scope = scope
+
+
 class TooDeep(Refused):
     """The chain of calls is too deep, has taken too long or has made too many calls."""
 
@@ -234,6 +243,12 @@ def is_own_trouble(error: BaseException) -> bool:
     may succeed later. Work that was accepted is put back and does not fail; refusals that are
     decisions (of policies, budgets, people) are none."""
     return isinstance(error, OWN_TROUBLES) and not error.has_left
+
+
+def is_stopping(error: BaseException) -> bool:
+    """Whether the hub stops, so that it will not make the call later. One whose lease has expired
+    is cut off or was paused, and joins again."""
+    return isinstance(error, ShuttingDown) and not isinstance(error, LeaseExpired)
 
 
 class ConfigError(HubError):

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from dragoman.core.principal import Principal
+from dragoman.core.scopes import ADMIN, ADMIN_RIGHTS
 from dragoman.core.structs import Struct
 from dragoman.core.tool import Validator
 
@@ -47,9 +48,10 @@ class Decision(Struct, frozen=True):
     """Set if a call is allowed only with the approval of a person."""
 
 
-A2A_DISCOVER, TASK_READ, TASK_CANCEL, ADMIN = "a2a_discover", "task_read", "task_cancel", "admin"
-APPROVE = "approve"
-"""The actions beside calls and lists."""
+A2A_DISCOVER, TASK_READ, TASK_CANCEL = "a2a_discover", "task_read", "task_cancel"
+"""The actions beside calls and lists, with `approve` and `ADMIN_ACTIONS`."""
+ADMIN_ACTIONS = frozenset((ADMIN, *ADMIN_RIGHTS))
+"""The actions on the hub itself: the parts of its administration, and all of them as one."""
 
 
 class Authorizer(Protocol):
@@ -77,9 +79,9 @@ class Authorizer(Protocol):
     def decide_action(
         self, principal: Principal, action: str, tool: Tool | None = None, *, owner: bool = False
     ) -> Decision:
-        """Decides another action; without a tool, `admin` on the hub itself and `approve` on the
-        principal's org. `owner`: whether a task, or a request for approval, is the principal's
-        own."""
+        """Decides another action; without a tool, one of `ADMIN_ACTIONS` on the hub itself, or
+        `approve` on the principal's org. A policy that permits or forbids `admin` does so with its
+        parts. `owner`: whether a task, or a request for approval, is the principal's own."""
 
 
 class RateLimiter(Protocol):
@@ -216,6 +218,9 @@ class TaskStore(Protocol):
 
     def load_entries(self, key: int, after: int = 0, most: int | None = None) -> list[Entry]:
         """Loads the entries after number `after`, in order: at least one, about `most` bytes."""
+
+    def check(self) -> None:
+        """Raises `StorageFailed` if it is known that nothing can be stored now."""
 
     def save(self, changes: Sequence[TaskChange]) -> list[tuple[int, int]]:
         """Stores all or none, durably; returns the key and the growth in bytes of each."""

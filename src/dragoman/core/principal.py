@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from dragoman.core.scopes import ORDINARY, find_rights
+
 HUB_ORG = "default"
 """The org of the hub itself: only its principals can administer the hub."""
 
@@ -19,7 +21,9 @@ class Principal:
     org: str = HUB_ORG
     roles: tuple[str, ...] = field(default=(), compare=False)
     """For policies; `owner` may do what the owner may."""
-    scopes: tuple[str, ...] = field(default=(), compare=False)
+    scopes: tuple[str, ...] = field(default=ORDINARY, compare=False)
+    """What the credential of a key or user may be used for (`core.scopes`), and names that only
+    policies read."""
     behalf: str = field(default="", compare=False)
     """For whom it acts: the owner of a key."""
     serves: str = field(default="", compare=False)
@@ -34,6 +38,8 @@ class Principal:
     """Identifies the principal: hashing a string costs less than hashing a principal."""
     label: str = field(init=False, compare=False, repr=False)
     """`kind:id`, for the record of every call."""
+    rights: frozenset[str] = field(init=False, compare=False, repr=False)
+    """What its scopes include. The policies must permit it besides."""
 
     _hash: int = field(init=False, compare=False, repr=False)
     """Kept: a principal is a dictionary key many times per call."""
@@ -41,6 +47,7 @@ class Principal:
     def __post_init__(self) -> None:
         object.__setattr__(self, "label", f"{self.kind}:{self.id}")
         object.__setattr__(self, "key", f"{self.label}\0{self.org}")
+        object.__setattr__(self, "rights", find_rights(self.kind, self.scopes))
         object.__setattr__(self, "_hash", hash((self.kind, self.id, self.org)))
 
     def __hash__(self) -> int:

@@ -178,7 +178,7 @@ class TaskRegistry(Generic[R]):
             if task.call is not None:
                 task.call.cancel(TAKEN_OVER)
             task.key = 0  # so that nothing is deleted
-            # Not cancelled: no client has asked for that, and the heir knows how it ends.
+            # Not cancelled: no client asked for that, and the heir knows how it ends.
             self.remove(task, WorkFailed(TAKEN_OVER))
         self._unsaved.clear()
         self._store.rename_hub(hub)
@@ -278,8 +278,9 @@ class TaskRegistry(Generic[R]):
         owned = self._owners.get(task.owner) or OwnedTasks()
         if task.id in owned.tasks:
             raise InvalidInput(f'task "{task.id[:100]}" already exists; choose another id')
+        self._store.check()  # nothing is started that cannot be stored
         if self._failing:
-            self.flush()  # nothing is started that cannot be stored
+            self.flush()
         self._make_room(owned)
         self._owners[task.owner] = owned  # without tasks until now, or since room was made
         self._put(task, owned)
@@ -491,6 +492,8 @@ class VolatileTaskStore:
 
     def load_entries(self, key: int, after: int = 0, most: int | None = None) -> list[Entry]:
         return []
+
+    def check(self) -> None: ...
 
     def save(self, changes: Sequence[TaskChange]) -> list[tuple[int, int]]:
         return [(0, 0)] * len(changes)

@@ -37,6 +37,7 @@ from dragoman.core.errors import (
     ShuttingDown,
     WorkFailed,
     is_own_trouble,
+    is_stopping,
 )
 from dragoman.core.principal import Principal
 from dragoman.core.structs import Struct
@@ -149,7 +150,7 @@ class TaskRecord:
         return INPUT_REQUIRED
 
     def is_promised(self, task: Task[Any]) -> bool:
-        """Whether a client relies on the task: it was told of it. A call that the hub itself cannot
+        """Whether a client knows of the task and relies on it. A call that the hub itself cannot
         make now is then made later; otherwise its client gets the error and may call again."""
         return task.registry is not None
 
@@ -395,11 +396,8 @@ class Task(Generic[R]):
     def _take_failure(self, error: BaseException) -> None:
         """Makes the call later if it was the hub itself that could not make it, and takes any other
         error. A hub that stops ends its tasks."""
-        if (
-            not is_own_trouble(error)
-            or isinstance(error, ShuttingDown)
-            or not self.record.is_promised(self)
-        ):
+        is_put_back = is_own_trouble(error) and not is_stopping(error)
+        if not is_put_back or not self.record.is_promised(self):
             self._take_error(error)
             return
         self.troubles += 1

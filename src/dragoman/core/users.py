@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from dragoman.core.principal import Principal
+from dragoman.core.scopes import EVERY_SCOPE
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +31,10 @@ class UserRecord:
     """When the open enrolment link expires."""
 
     def build_principal(
-        self, scopes: Sequence[str] = (), credential: str = "", view: str = ""
+        self, scopes: Sequence[str] = EVERY_SCOPE, credential: str = "", view: str = ""
     ) -> Principal:
-        """`scopes`, `credential` and `view` are those of a token: a browser session has none."""
+        """`scopes`, `credential` and `view` are those of a token: a browser session has none, and
+        its user may use all that the policies permit."""
         return Principal(
             "user",
             self.name,
@@ -155,8 +157,6 @@ class Users(BrowserSessionStore, Protocol):
     ) -> UserRecord: ...
 
     def find_by_subject(self, subject: str) -> UserRecord | None: ...
-
-    def find_by_handle(self, handle: bytes) -> UserRecord | None: ...
 
     def bind_subject(self, name: str, subject: str) -> None:
         """Binds a user without a password to an identity of a provider, once. Raises

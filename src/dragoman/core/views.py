@@ -88,10 +88,6 @@ class NamedView(View):
             tool = tool.origin
         return (self._selects_all or self._selects(tool)) and not self._excludes(tool)
 
-    def includes_target(self, tool: Tool) -> bool:
-        """Whether the view selects the server or agent of the tool, whatever its tools."""
-        return self._selects_all or self._selects_target(tool)
-
     def _selects(self, tool: Tool) -> bool:
         return self._included.includes(tool) or self._selects_target(tool)
 

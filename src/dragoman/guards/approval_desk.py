@@ -48,9 +48,10 @@ from dragoman.core.errors import (
 )
 from dragoman.core.events import ApprovalDecided, ApprovalRequested
 from dragoman.core.logs import render_time
-from dragoman.core.ports import APPROVE, AuditLog, Authorizer
+from dragoman.core.ports import AuditLog, Authorizer
 from dragoman.core.principal import Principal
 from dragoman.core.redaction import render_name, shorten
+from dragoman.core.scopes import APPROVE
 from dragoman.core.structs import replace
 from dragoman.core.taint import Origins
 from dragoman.core.tool import TOOL, Nowhere, Tool
@@ -174,8 +175,8 @@ class ApprovalDesk:
         self, found: StoredApproval, parked: ParkedCall, settings: ApprovalSettings, now: float
     ) -> bool:
         """Whether a result that was delivered answers the same call again: the client may not have
-        got it. A failure does not: whoever repeats that call wants it to be made, and a person
-        decides."""
+        got it. A failure does not: a client that repeats that call wants it to be made, and a
+        person decides."""
         if found.outcome != COMPLETED or parked.kind != TOOL:
             return False
         until = found.ended_at + settings.result_secs
@@ -272,7 +273,7 @@ class ApprovalDesk:
         found = self.get(id)
         verb = "approve" if approves else "deny"
         if not self.may_decide(by, found):
-            if by.org != found.request.requester.org:
+            if not is_own(by, found):  # who may neither decide nor ask knows of no request
                 raise NotFound(f'there is no approval "{id[:64]}"; see: dragoman approvals')
             raise AuthorizationError(_explain_refusal(found.request, by, verb))
         if len(comment) > MAX_COMMENT:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Hashable, Sequence
 from typing import Protocol
 
-from dragoman.core.access import WhyEnded
+from dragoman.core.access import WhyEnded, build_missing_scope, require_scope
 from dragoman.core.approvals import join_rules
 from dragoman.core.call import Call, Result
 from dragoman.core.call_chains import CallChains, RunningCall
@@ -20,8 +20,16 @@ from dragoman.core.hub import Hub
 from dragoman.core.kept_results import KeptResult
 from dragoman.core.local_agents import AGENT, SCHEDULE, AgentProfiles
 from dragoman.core.pipeline import Next
-from dragoman.core.ports import ADMIN, APPROVE, Authorizer, Decision
+from dragoman.core.ports import (
+    A2A_DISCOVER,
+    ADMIN_ACTIONS,
+    TASK_CANCEL,
+    TASK_READ,
+    Authorizer,
+    Decision,
+)
 from dragoman.core.principal import SERVER, USER, Principal
+from dragoman.core.scopes import APPROVE, CALL, LIST
 from dragoman.core.structs import replace
 from dragoman.core.tool import TOOL, Nowhere, Tool
 from dragoman.core.tool_identity import BUILTIN
@@ -42,6 +50,14 @@ _ENDING = ("key", USER, SERVER)
 """The kinds of principals that lose their access; the hub's own user does not."""
 _FOR_OTHERS = (AGENT, SCHEDULE)
 """The kinds of principals that call on behalf of others."""
+_HAS_SCOPE = {
+    A2A_DISCOVER: frozenset((LIST,)),
+    TASK_READ: frozenset((CALL,)),
+    TASK_CANCEL: frozenset((CALL,)),
+    # The person at a client is asked in the course of a call; the API needs the scope `approve`.
+    APPROVE: frozenset((CALL, APPROVE)),
+}
+"""The scopes of which an action needs one; those of other actions have the action's name."""
 
 
 class Grants:
@@ -50,6 +66,8 @@ class Grants:
 
     def __call__(self, next: Next, call: Call) -> Awaitable[Result]:
         principal, tool, authorizer = call.principal, call.tool, self._authorizer
+        if CALL not in principal.rights:  # first: it may not learn which tools there are
+            raise build_missing_scope(principal, CALL, f'"{call.requested_name[:200]}"')
         if isinstance(tool.target, Nowhere):
             return next(call)
         if call.task is not None and call.cancels:
@@ -113,6 +131,7 @@ class GrantedAuthorizer:
         while above is not None:
             caller = above.principal
             if caller is not None and caller.kind not in _FOR_OTHERS:
+                require_scope(caller, CALL, f'"{call.tool.name}"')
                 if not above.target:  # no request of the caller is open, which would be ended
                     self._check_served(call, caller)
                 own = replace(call, principal=caller, door=above.door)
@@ -137,8 +156,10 @@ class GrantedAuthorizer:
     def may_call(self, call: Call) -> bool:
         """Whether the grants and the policies would let the call pass, if it were made."""
         principal, tool, above = call.principal, call.tool, call.trace.parent
-        if not self.is_offered(principal, tool) or (
-            principal.serves and not self.is_granted(principal, tool, above, call.door)
+        if (
+            CALL not in principal.rights
+            or not self.is_offered(principal, tool)
+            or (principal.serves and not self.is_granted(principal, tool, above, call.door))
         ):
             return False
         if principal.kind in _FOR_OTHERS and above is not None:
@@ -151,9 +172,12 @@ class GrantedAuthorizer:
     def decide_action(
         self, principal: Principal, action: str, tool: Tool | None = None, *, owner: bool = False
     ) -> Decision:
-        """A principal that is bound to a view knows of nothing else, so it administers nothing."""
+        """The credential must be for it. A principal that is bound to a view knows of nothing else,
+        so it administers nothing."""
+        if not _HAS_SCOPE.get(action, frozenset((action,))) & principal.rights:
+            return Decision(False)
         if principal.view and (
-            action == ADMIN
+            action in ADMIN_ACTIONS
             or (action == APPROVE and tool is None)
             or not self._is_in_view(principal, tool)
         ):
@@ -185,6 +209,8 @@ class GrantedAuthorizer:
 
     def group_of_principal(self, principal: Principal) -> Hashable:
         group = self._authorizer.group_of_principal(principal)
+        if LIST not in principal.rights:
+            group = group, "lists nothing"
         if principal.view:
             group = group, principal.view
         profile = self.profiles.find(principal)
@@ -193,7 +219,11 @@ class GrantedAuthorizer:
         return group if self._offers is None else (group, self._offers.find_group(principal))
 
     def _is_known(self, principal: Principal, tool: Tool) -> bool:
-        return self.is_offered(principal, tool) and self.has_grant(principal, tool)
+        return (
+            LIST in principal.rights
+            and self.is_offered(principal, tool)
+            and self.has_grant(principal, tool)
+        )
 
     def has_grant(self, principal: Principal, tool: Tool) -> bool:
         """Whether the grants of the agent, if it is one, name the tool."""

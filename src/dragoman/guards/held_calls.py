@@ -368,7 +368,7 @@ def encode_reply(result: Result | None, error: HubError | None, origins: Origins
 
 
 def mark_repeated(result: Result, found: StoredApproval) -> Result:
-    """Says that the result is the one of an earlier call: whoever wants to have the call made twice
+    """Says that the result is the one of an earlier call: a client that wants the call made twice
     must learn that it was made once."""
     id, at = found.request.id, render_time(found.ended_at)
     words = (

@@ -11,6 +11,7 @@ from typing import Any
 
 from dragoman.core.approvals import join_rules
 from dragoman.core.ports import Decision
+from dragoman.core.scopes import ADMIN
 from dragoman.core.structs import replace as replace_struct
 from dragoman.core.urls import render_uri
 from dragoman.policy.approvals import combine_rules
@@ -153,3 +154,14 @@ def decide_call(
     lifted = [rules[id] for id in decision.policies if id in rules] if again.allowed else []
     rule = reduce(join_rules, lifted, again.approval)
     return decision if rule is None else replace_struct(again, approval=rule)
+
+
+def decide_right(decide: Callable[[str], Decision], action: str) -> Decision:
+    """Decides one of `ADMIN_ACTIONS`. A policy that permits `admin` permits all of its parts, and
+    one that forbids it forbids them; a part can also be permitted or forbidden alone."""
+    whole = decide(ADMIN)
+    if action == ADMIN or whole.errors or (whole.policies and not whole.allowed):
+        return whole
+    part = decide(action)
+    is_forbidden = part.errors or (part.policies and not part.allowed)
+    return whole if whole.allowed and not is_forbidden else part

@@ -15,15 +15,15 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from dragoman.core.call import Call
 from dragoman.core.ports import (
     A2A_DISCOVER,
-    ADMIN,
-    APPROVE,
+    ADMIN_ACTIONS,
     TASK_CANCEL,
     TASK_READ,
     Decision,
 )
 from dragoman.core.principal import HUB_ORG, Principal
+from dragoman.core.scopes import APPROVE
 from dragoman.core.tool import DEFAULT_ORG, EVERY_ORG, TargetFacts, Tool
-from dragoman.policy.cedar import CedarEvaluator, decide_call
+from dragoman.policy.cedar import CedarEvaluator, decide_call, decide_right
 from dragoman.policy.context import OWNER_CONTEXT, CallContext, context_from_call
 from dragoman.policy.entities import (
     AGENT,
@@ -48,6 +48,7 @@ ENFORCE, SHADOW = "enforce", "shadow"
 MAX_KEPT = 10_000
 """The most cached decisions, principals and tools, each."""
 NO_CONTEXT = "{}"
+_ALWAYS_ENFORCED = ADMIN_ACTIONS | {APPROVE}
 TIME_STEP = 60.0
 """Seconds after which lists are decided anew if policies read the time."""
 
@@ -207,9 +208,13 @@ class PolicyEngine:
     ) -> Decision:
         """`owner` is whether the task to read or cancel, or the request to approve, is the
         principal's own. `approve` without a tool is about the principal's org."""
-        if action == ADMIN:
-            # Of the hub, not of the caller's org: an owner there must not administer the others.
-            return self._guard(self._decide_about, caller, action, self._find_org, HUB_ORG)
+        if action in ADMIN_ACTIONS:
+
+            def decide(part: str) -> Decision:
+                # Of the hub, not of the caller's org: an owner there must not administer others.
+                return self._guard(self._decide_about, caller, part, self._find_org, HUB_ORG)
+
+            return decide_right(decide, action)
         if action == APPROVE and tool is None:
             context = OWNER_CONTEXT[owner]
             return self._guard(
@@ -321,7 +326,7 @@ class PolicyEngine:
     def _evaluate(self, active: _ActivePolicySet, request: PolicyRequest) -> Decision:
         # Shadow mode does not cover the administration of the hub, nor who may approve: both are
         # always enforced.
-        if self.mode == SHADOW and request.action not in (ADMIN, APPROVE):
+        if self.mode == SHADOW and request.action not in _ALWAYS_ENFORCED:
             return active.evaluator.decide_in_shadow(request)
         return active.evaluator.decide(request)
 

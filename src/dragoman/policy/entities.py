@@ -22,6 +22,7 @@ MCP_CALL, A2A_INVOKE, LIST = "mcp_call", "a2a_invoke", "list"
 SERVER, REMOTE_AGENT, AGENT = "Server", "RemoteAgent", "Agent"
 KINDS = {SERVER: "server", REMOTE_AGENT: "remote", AGENT: "local"}
 
+KEY = "key"
 LONGEST_KEPT = 512
 
 Value = str | int | bool | frozenset[str] | tuple[str, str]
@@ -143,7 +144,11 @@ def entity_from_principal(caller: Principal, facts: TargetFacts | None) -> Princ
     if caller.serves:
         if facts is None:
             raise LookupError(f'unknown target "{caller.serves}", whose credential was used')
-        attributes = {**_build_agent_attributes(facts), "org": ("Org", caller.org)}
+        attributes = {
+            **_build_agent_attributes(facts),
+            "org": ("Org", caller.org),
+            "has_key": caller.kind == KEY,
+        }
         return PrincipalEntity((AGENT, caller.serves), caller.org, caller.roles, scopes, attributes)
     return PrincipalEntity(
         ("User", caller.label),
@@ -227,7 +232,8 @@ def build_target_attributes(facts: TargetFacts) -> dict[str, Value]:
 
 
 def _build_agent_attributes(facts: TargetFacts) -> dict[str, Value]:
-    return {"org": ("Org", facts.org), "trust": facts.trust, "kind": KINDS.get(facts.type, "")}
+    kind = KINDS.get(facts.type, "")
+    return {"org": ("Org", facts.org), "trust": facts.trust, "kind": kind, "has_key": False}
 
 
 def build_slice(who: PrincipalEntity, what: ResourceEntity) -> list[dict[str, Any]]:

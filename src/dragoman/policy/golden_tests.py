@@ -15,17 +15,17 @@ from msgspec import Struct
 from dragoman.core.errors import InvalidInput
 from dragoman.core.ports import (
     A2A_DISCOVER,
-    ADMIN,
-    APPROVE,
+    ADMIN_ACTIONS,
     TASK_CANCEL,
     TASK_READ,
     Decision,
 )
 from dragoman.core.principal import Principal
+from dragoman.core.scopes import APPROVE
 from dragoman.core.tool import TOOL, TRUSTED, TargetFacts
 from dragoman.policy import entities
 from dragoman.policy.analysis import VOLATILE
-from dragoman.policy.cedar import CedarEvaluator, decide_call
+from dragoman.policy.cedar import CedarEvaluator, decide_call, decide_right
 from dragoman.policy.context import OWNER_CONTEXT, CallContext, context_from_input
 from dragoman.policy.ids import build_entity_id, find_catalog_kind, fold_entity_id, split_id
 
@@ -66,7 +66,18 @@ class GoldenTest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     scopes: list[str] = []
     owner: str = ""
     action: Literal[
-        "call", "list", "a2a_discover", "task_read", "task_cancel", "approve", "admin"
+        "call",
+        "list",
+        "a2a_discover",
+        "task_read",
+        "task_cancel",
+        "approve",
+        "admin",
+        "registry",
+        "policies",
+        "workflows",
+        "pins",
+        "users",
     ] = "call"
     tool: str = ""
     skill: str = ""
@@ -115,7 +126,10 @@ def _decide(judge: CedarEvaluator, test: GoldenTest) -> Decision:
         return decide_call(judge.decide, judge.policy_set, who, on, asked, VOLATILE)
     if action in (TASK_READ, TASK_CANCEL, APPROVE):
         context = OWNER_CONTEXT[test.context.get("owner") is True]
-    return judge.decide(entities.PolicyRequest(who, action, on, context))
+    request = entities.PolicyRequest(who, action, on, context)
+    if action in ADMIN_ACTIONS:
+        return decide_right(lambda part: judge.decide(request._replace(action=part)), action)
+    return judge.decide(request)
 
 
 def _describe_difference(test: GoldenTest, came: Decision) -> str:
@@ -150,7 +164,9 @@ def _build_principal(test: GoldenTest) -> entities.PrincipalEntity:
 
 
 def _build_resource(test: GoldenTest) -> entities.ResourceEntity:
-    if test.action == ADMIN or (test.action == APPROVE and not test.tool and not test.skill):
+    if test.action in ADMIN_ACTIONS or (
+        test.action == APPROVE and not test.tool and not test.skill
+    ):
         return entities.entity_from_org(test.resource.org)
     if bool(test.tool) == bool(test.skill):
         raise InvalidInput(f'a test of "{test.action}" names either a tool or a skill')

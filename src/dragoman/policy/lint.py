@@ -41,14 +41,17 @@ class Statement(NamedTuple):
 
 def split_statements(text: str) -> list[Statement]:
     """Splits a text into its policies."""
+    ends = [token.end() for token in _TOKEN.finditer(text) if token[0] == ";"]
     found = []
-    begin = 0
-    for token in _TOKEN.finditer(text):
-        if token[0] == ";":
-            found.append(_cut_statement(text, begin, token.end()))
-            begin = token.end()
-    last = _cut_statement(text, begin, len(text))
-    return [*found, last] if last.text.strip() else found
+    begin = counted = 0
+    line = 1
+    for end in (*ends, len(text)):
+        start = _BEGINNING.match(text, begin, end)
+        at = start.end() if start else begin
+        line += text.count("\n", counted, at)
+        found.append(Statement(text[at:end], line))
+        begin, counted = end, at
+    return found if found[-1].text.strip() else found[:-1]
 
 
 def find_excess(text: str) -> str:
@@ -75,12 +78,6 @@ def find_excess(text: str) -> str:
             most = f"{MAX_OPERATORS} operators or {MAX_DOTS} dots and brackets"
             return f"a policy is too large: it has more than {most}; divide it"
     return ""
-
-
-def _cut_statement(text: str, begin: int, end: int) -> Statement:
-    start = _BEGINNING.match(text, begin, end)
-    at = start.end() if start else begin
-    return Statement(text[at:end], text.count("\n", 0, at) + 1)
 
 
 _OTHER_TYPE = {"Tool": "Skill", "Skill": "Tool"}

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dragoman.core.approvals import ApprovalRule
+from dragoman.core.scopes import ADMIN, ADMIN_RIGHTS
 from dragoman.policy.analysis import NAMESPACE, VOLATILE, PolicyReads, can_match
 from dragoman.policy.entities import A2A_INVOKE, LIST, MCP_CALL, PrincipalEntity, ResourceEntity
 
 ANY_CALL = "any_call"
 CALLS = (MCP_CALL, A2A_INVOKE)
-ACTIONS = (*CALLS, LIST, "a2a_discover", "task_read", "task_cancel", "approve", "admin")
+ADMIN_NAMES = (ADMIN, *ADMIN_RIGHTS)
+ACTIONS = (*CALLS, LIST, "a2a_discover", "task_read", "task_cancel", "approve", *ADMIN_NAMES)
 
 ERROR, WARNING = "error", "warning"
 
@@ -63,6 +65,8 @@ class Policy:
         """Whether its scope matches; without a principal, whether it can match any."""
         form = self.form
         above = [("Action", ANY_CALL)] if action in CALLS else []
+        if action in ADMIN_RIGHTS:
+            above = [("Action", ADMIN)]
         return (
             can_match(form["action"], ("Action", action), above)
             and self._can_match_resource(what)

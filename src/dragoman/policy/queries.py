@@ -11,21 +11,21 @@ from dragoman.core.call import NOTHING
 from dragoman.core.errors import InvalidInput
 from dragoman.core.ports import (
     A2A_DISCOVER,
-    ADMIN,
-    APPROVE,
+    ADMIN_ACTIONS,
     TASK_CANCEL,
     TASK_READ,
     Decision,
 )
 from dragoman.core.principal import HUB_ORG, Principal
+from dragoman.core.scopes import ADMIN, APPROVE
 from dragoman.core.tool import Tool
 from dragoman.core.tool_identity import fold_id
 from dragoman.policy.analysis import VOLATILE
-from dragoman.policy.cedar import CedarEvaluator, decide_call
+from dragoman.policy.cedar import CedarEvaluator, decide_call, decide_right
 from dragoman.policy.context import OWNER_CONTEXT, CallContext, context_from_input
 from dragoman.policy.engine import PolicyEngine
 from dragoman.policy.entities import LIST, PolicyRequest, ResourceEntity, render_uid
-from dragoman.policy.policy_set import CALLS, Policy
+from dragoman.policy.policy_set import ADMIN_NAMES, CALLS, Policy
 
 PERMIT, DENY, APPROVAL = "permit", "deny", "approval"
 CALL = "call"
@@ -52,12 +52,24 @@ def explain(
     said = _build_context(policies, caller, action, context)
     text = said.render(VOLATILE, what.name) if isinstance(said, CallContext) else said
     judge, request = CedarEvaluator(snapshot), PolicyRequest(who, action, what, text)
+    requests = [request]
     if isinstance(said, CallContext):
         decision = decide_call(judge.decide, snapshot, who, what, said, VOLATILE)
+    elif action in ADMIN_ACTIONS:  # policies about `admin` decide on its parts too
+        decision = decide_right(lambda part: judge.decide(request._replace(action=part)), action)
+        requests = [request._replace(action=one) for one in dict.fromkeys((action, ADMIN))]
     else:
         decision = judge.decide(request)
-    concerned = [one for one in snapshot.policies if one.can_match(who, action, what)]
-    holding = {one.id for one in concerned if one.id in judge.decide_alone(one, request).policies}
+    concerned = [
+        policy
+        for policy in snapshot.policies
+        if any(policy.can_match(who, one.action, what) for one in requests)
+    ]
+    holding = {
+        policy.id
+        for policy in concerned
+        if any(policy.id in judge.decide_alone(policy, one).policies for one in requests)
+    }
     permits = [one for one in concerned if one.effect == PERMIT and one.id in holding]
     forbids = [one for one in concerned if one.effect != PERMIT and one.id in holding]
     nearly = [one for one in concerned if one.effect == PERMIT and one.id not in holding]
@@ -93,7 +105,7 @@ def _render_approval(decision: Decision) -> dict[str, Any] | None:
 def _find_resource(
     policies: PolicyEngine, caller: Principal, action: str, tool: Tool | None
 ) -> ResourceEntity:
-    if action == ADMIN:
+    if action in ADMIN_ACTIONS:
         return policies.find_org(HUB_ORG)
     if action == APPROVE and tool is None:
         return policies.find_org(caller.org)
@@ -109,7 +121,7 @@ def _resolve_action(action: str, what: ResourceEntity) -> str:
         return what.action
     if action in CALLS and action != what.action:
         raise InvalidInput(f"{render_uid(what.uid)} is called by {what.action}, not by {action}")
-    known = (*CALLS, LIST, A2A_DISCOVER, TASK_READ, TASK_CANCEL, APPROVE, ADMIN)
+    known = (*CALLS, LIST, A2A_DISCOVER, TASK_READ, TASK_CANCEL, APPROVE, *ADMIN_NAMES)
     if action not in known:
         raise InvalidInput(f'unknown action "{action}"; use call, {", ".join(known)}')
     return action

@@ -13,6 +13,7 @@ import asyncio
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -78,9 +79,12 @@ class ConversationStoreLimits:
     """Written conversations."""
     prune_contexts_every: int = 1_000
     pending: int = 1_000
-    """Of each kind."""
+    """Conversations with messages that are not written yet."""
     delay: float = 0.1
-    """Seconds after which they are written, together with others."""
+    """Seconds after which messages are written, together with others."""
+    context_delay: float = 5.0
+    """The same for contexts: most are never used again, and of those of a busy caller only the
+    latest are written."""
 
 
 @dataclass(slots=True)
@@ -116,12 +120,13 @@ class DatabaseConversations:
         note_opened: Callable[[], None] = lambda: None,
         limits: ConversationStoreLimits | None = None,
         clock: Callable[[], float] = time.time,
+        *,
+        is_shared: bool = False,
     ) -> None:
-        """Opens the database when it is first needed; then `note_opened` is called on the loop."""
+        """Opens the database when it is first needed; then `note_opened` is called on the loop.
+        `is_shared`: other hubs continue the same conversations."""
         self._place = place
-        self._path = place / DATABASE if isinstance(place, Path) else None
-        self.is_shared = self._path is None
-        """Whether other hubs continue the same conversations."""
+        self.is_shared = is_shared
         self._note_opened = note_opened
         self._limits = limits or ConversationStoreLimits()
         self._clock = clock
@@ -134,12 +139,13 @@ class DatabaseConversations:
         """Of these two."""
         self._base: Database | None = None
         self._known: dict[str, set[ConversationKey]] | None = None
-        """The keys of each table in a file, which no other hub writes; None until it is opened, and
-        on a server."""
+        """The keys of each table that no other hub writes; None until it is opened."""
         self._timer: asyncio.TimerHandle | None = None
         """Of the next write."""
         self._writing: asyncio.Future[None] | None = None
-        """Done when the last write that was begun has ended."""
+        """Done when the write that runs has ended."""
+        self._next: asyncio.Future[None] | None = None
+        """The same for the write after it, which has everything that is added meanwhile."""
         self._backoff = Backoff(first=0.5, longest=30.0)
         self._is_closed = False
         self._is_failing = False
@@ -150,7 +156,7 @@ class DatabaseConversations:
 
     async def find(self, key: ConversationKey, known: float = NEVER) -> StoredConversation | None:
         """Finds a conversation; None if there is none, or only the version `known`. Raises
-        `StorageFailed` if that cannot be told."""
+        `StorageFailed`: what cannot be read is not empty."""
         if not self.is_shared:
             with self._lock:
                 if (turns := self._turns.get(key)) is not None:
@@ -184,7 +190,7 @@ class DatabaseConversations:
                 turns.added = [*turns.added, *added]
             if len(self._turns) > self._limits.pending:  # the disk fails
                 del self._turns[next(iter(self._turns))]
-        self._write_soon()
+        self._write_soon(self._limits.delay)
         return version
 
     async def find_context(self, key: ConversationKey) -> str:
@@ -201,9 +207,9 @@ class DatabaseConversations:
         """Has the context of a conversation written soon; an empty one is deleted."""
         with self._lock:
             self._contexts[key] = context, self._clock()
-            if len(self._contexts) > self._limits.pending:
+            if len(self._contexts) > self._limits.contexts.total:
                 del self._contexts[next(iter(self._contexts))]
-        self._write_soon()
+        self._write_soon(self._limits.context_delay)
 
     async def flush(self) -> None:
         """Has everything written now. Never fails: what could not be written is kept, and tried
@@ -211,8 +217,8 @@ class DatabaseConversations:
         if self._timer is not None:
             self._timer.cancel()
             self._begin()
-        if self._writing is not None:
-            await asyncio.shield(self._writing)
+        if (writing := self._next or self._writing) is not None:
+            await asyncio.shield(writing)
 
     def close(self) -> None:
         """Writes what is pending. Waits for the disk."""
@@ -226,35 +232,47 @@ class DatabaseConversations:
             self._threads.submit(self._finish)
             self._threads.shutdown()
             self._threads = None
-        if self._writing is not None and not self._writing.done():
-            self._writing.set_result(None)
+        for writing in (self._writing, self._next):
+            if writing is not None and not writing.done():
+                writing.set_result(None)
 
     def _may_have(self, key: ConversationKey, table: str) -> bool:
-        assert self._path is not None
-        if self._known is None:
-            return self._path.exists()
-        return key in self._known[table]
+        if self._known is not None:
+            return key in self._known[table]
+        return not isinstance(self._place, Path) or (self._place / DATABASE).exists()
 
-    def _write_soon(self) -> None:
-        if self._timer is not None or self._is_closed:
+    def _write_soon(self, delay: float) -> None:
+        if self._is_closed:
             return
-        self._timer = asyncio.get_running_loop().call_later(self._limits.delay, self._begin)
+        loop = asyncio.get_running_loop()
+        if self._timer is not None:
+            if self._timer.when() <= loop.time() + delay or self._backoff.failures:
+                return
+            self._timer.cancel()
+        self._timer = loop.call_later(delay, self._begin)
 
     def _begin(self) -> None:
         self._timer = None
-        writing = self._writing = asyncio.get_running_loop().create_future()
-        self._submit(self._write).add_done_callback(lambda done: self._end(done, writing))
+        loop = asyncio.get_running_loop()
+        if self._writing is not None:
+            self._next = self._next or loop.create_future()
+            return
+        self._writing, self._next = self._next or loop.create_future(), None
+        self._submit(self._write).add_done_callback(self._end)
 
-    def _end(self, done: asyncio.Future[Any], writing: asyncio.Future[None]) -> None:
-        if not writing.done():
+    def _end(self, done: asyncio.Future[Any]) -> None:
+        writing, self._writing = self._writing, None
+        if writing is not None and not writing.done():
             writing.set_result(None)
         if done.cancelled() or self._is_closed:
             return
         if done.exception() is None:
             self._backoff.reset()
-        elif self._timer is None:
+        elif self._timer is None and self._next is None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(self._backoff.next_delay(), self._begin)
+        if self._next is not None:
+            self._begin()
 
     async def _read(self, work: Callable[..., Any], *args: Any) -> Any:
         if self._is_closed:
@@ -383,10 +401,13 @@ class DatabaseConversations:
             batch = dict(self._contexts)
         if not batch:
             return
-        # In the order of their keys: transactions of two hubs cannot wait for each other.
-        saved = [
-            (*key, value, len(value), at) for key, (value, at) in sorted(batch.items()) if value
-        ]
+        kept: Counter[tuple[str, str]] = Counter()
+        saved = []
+        for key, (value, at) in reversed(batch.items()):
+            kept[key[:2]] += 1
+            if value and kept[key[:2]] <= self._limits.contexts.of_principal:
+                saved.append((*key, value, len(value), at))
+        saved.sort()  # so that transactions of two hubs cannot wait for each other
         dropped = sorted(key for key, (value, _) in batch.items() if not value)
         with self._base.writer.transaction():
             if saved:

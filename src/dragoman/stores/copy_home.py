@@ -22,7 +22,8 @@ from dragoman.core.errors import ConfigError, InvalidInput
 from dragoman.core.tool_identity import fold_id, fold_name
 from dragoman.stores.all_tables import ALL_TABLES
 from dragoman.stores.database import StoreTables
-from dragoman.stores.postgres import PostgresServer, describe_error
+from dragoman.stores.postgres import PostgresServer
+from dragoman.stores.postgres_connections import render_failure
 from dragoman.stores.postgres_sql import convert_values
 from dragoman.stores.postgres_watch import SCHEMA
 from dragoman.stores.sqlite import open_store
@@ -80,7 +81,7 @@ def copy_home(
             return [_copy_store(home, connection, one, source, copied, note) for one in found]
     except (psycopg.Error, OSError) as error:
         raise ConfigError(
-            f'the copy to "{server.place}" has failed: {describe_error(error)}; what was copied '
+            f'the copy to "{server.place}" has failed: {render_failure(error)}; what was copied '
             "whole stays, and the same command continues"
         ) from None
 

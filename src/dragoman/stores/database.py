@@ -184,7 +184,7 @@ def open_place(
     fence: Fence | None = None,
 ) -> StorePlace:
     """Opens the place of the stores: the home, or the server of `[store] url`. `fence` is that of
-    this hub in its cluster. Raises `ConfigError`."""
+    this hub in a cluster. Raises `ConfigError`."""
     if url is None:
         return home
     if is_reference(url):

@@ -53,6 +53,7 @@ MIGRATIONS = (
     ALTER TABLE keys ADD COLUMN target TEXT NOT NULL DEFAULT '';
     """,
     "ALTER TABLE keys ADD COLUMN view TEXT NOT NULL DEFAULT '';",
+    "ALTER TABLE keys ADD COLUMN scopes_chosen INT NOT NULL DEFAULT 0;",
 )
 
 CREATE, REVOKE, REMOVE = "key.create", "key.revoke", "key.remove"
@@ -108,6 +109,8 @@ class KeyRecord:
     chain. Empty for keys of people and programs."""
     view: str = ""
     """The view that the key is bound to; empty: none."""
+    scopes_chosen: int = 1
+    """0: its scopes are older than their effect, so that they may have been meant otherwise."""
 
     def get_state(self, now: float) -> str:
         if self.revoked_at is not None:
@@ -172,8 +175,9 @@ class KeyStore:
             with self.base.writer.transaction():
                 self._db.execute(
                     "INSERT INTO keys (name, id, hash, owner, org, scopes, roles, target, view, "
-                    "created_at, expires_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                    row,
+                    "created_at, expires_at, scopes_chosen) "
+                    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    (*row, 1),
                 )
         except IntegrityError as error:
             raise InvalidInput(
@@ -187,12 +191,18 @@ class KeyStore:
 
     def revoke(self, name: str) -> None:
         """Revokes a key; other processes notice within a second."""
+        self._update(name, "revoked_at = coalesce(revoked_at, ?)", (time.time(),))
+
+    def set_scopes(self, name: str, scopes: Sequence[str]) -> None:
+        """Replaces the scopes of a key; other processes notice within a second."""
+        _check_fields(name, name, name, scopes, (), "")
+        listed = msgspec.json.encode(list(scopes)).decode()
+        self._update(name, "scopes = ?, scopes_chosen = ?", (listed, 1))
+
+    def _update(self, name: str, change: str, values: tuple[Any, ...]) -> None:
         try:
             with self.base.writer.transaction():
-                done = self._db.execute(
-                    "UPDATE keys SET revoked_at = coalesce(revoked_at, ?) WHERE name = ?",
-                    (time.time(), name),
-                )
+                done = self._db.execute(f"UPDATE keys SET {change} WHERE name = ?", (*values, name))
         except Error as error:
             raise self._build_write_error(error) from error
         self._load()
@@ -266,7 +276,7 @@ class KeyStore:
             version = self.base.read_version()
             rows = self._db.execute(
                 "SELECT name, id, hash, owner, org, scopes, created_at, expires_at, revoked_at, "
-                "roles, target, view FROM keys"
+                "roles, target, view, scopes_chosen FROM keys"
             ).fetchall()
             self._by_id = {row[1]: _record_from_row(row) for row in rows}
             self.version += 1
@@ -413,7 +423,9 @@ def _hash_key(key: str) -> bytes:
 
 
 def _record_from_row(
-    row: tuple[str, str, bytes, str, str, str, float, float | None, float | None, str, str, str],
+    row: tuple[
+        str, str, bytes, str, str, str, float, float | None, float | None, str, str, str, int
+    ],
 ) -> KeyRecord:
     lists = _decode_texts(row[5]), _decode_texts(row[9])
     return KeyRecord(*row[:5], lists[0], *row[6:9], lists[1], *row[10:])

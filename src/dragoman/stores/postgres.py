@@ -35,7 +35,7 @@ from dragoman.stores.database import (
     StoreTables,
 )
 from dragoman.stores.fence import BEGIN, IDLE, LOST, READ_ONLY, Fence, is_refusal
-from dragoman.stores.postgres_connections import is_idle
+from dragoman.stores.postgres_connections import is_idle, render_failure
 from dragoman.stores.postgres_sql import (
     Names,
     convert_values,
@@ -126,11 +126,6 @@ def _prepare(connection: DeadlineConnection, seconds: float) -> None:
     )
 
 
-def describe_error(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
-
-
 def _convert(error: psycopg.Error | OSError) -> sqlite3.Error:
     if is_refusal(error):
         return FencedError(LOST)
@@ -139,7 +134,7 @@ def _convert(error: psycopg.Error | OSError) -> sqlite3.Error:
         kind = sqlite3.IntegrityError
     elif isinstance(error, psycopg.DataError):
         kind = sqlite3.DataError
-    return kind(describe_error(error))
+    return kind(render_failure(error))
 
 
 class PostgresServer:
@@ -150,14 +145,15 @@ class PostgresServer:
         self,
         url: str,
         limits: PostgresLimits | None = None,
+        setting: str = STORE_URL,
         *,
         create: bool = True,
         fence: Fence | None = None,
     ) -> None:
-        """Connects, and creates the schema if it is missing, unless `create` is False. The write
-        transactions of the stores begin with `fence`. Raises `ConfigError`."""
-        check_database_url(url)
-        self.fence = Fence() if fence is None else fence
+        """Connects, and creates the schema if it is missing, unless `create` is False. `fence` is
+        that of this hub in a cluster. Raises `ConfigError`."""
+        check_database_url(url, setting)
+        self._setting = setting
         self.place = render_origin(url)
         self.limits = limits or PostgresLimits()
         self.url = url
@@ -176,6 +172,8 @@ class PostgresServer:
         self._backends: set[int] = set()
         self._listeners: dict[str, list[Callable[[], None]]] = {}
         self._watch: DatabaseWatch | None = None
+        self.fence = fence or Fence()
+        """What the write transactions of the stores begin with."""
         self._counted: set[str] = set()
         self._oldest: dict[str, int] = {}
         try:
@@ -188,8 +186,8 @@ class PostgresServer:
             raise self._build_error(error) from None
 
     def _build_error(self, error: Exception) -> ConfigError:
-        place = f'"{self.place}" of {STORE_URL}'
-        return ConfigError(f"the database at {place} cannot be used: {describe_error(error)}")
+        place = f'"{self.place}" of {self._setting}'
+        return ConfigError(f"the database at {place} cannot be used: {render_failure(error)}")
 
     # --- connections ------------------------------------------------------------------------------
 
@@ -224,7 +222,7 @@ class PostgresServer:
             self.release(lane)
             raise ConfigError(
                 f'the tables of "{tables.store}" in the database at "{self.place}" cannot be '
-                f"used: {describe_error(error)}"
+                f"used: {render_failure(error)}"
             ) from None
         except ConfigError:
             self.release(lane)
@@ -298,6 +296,16 @@ class PostgresServer:
             row = connection.execute(f"SELECT id FROM {SCHEMA}.identity").fetchone()
         return str(row[0]) if row else ""
 
+    def can_create_tables(self) -> bool:
+        """Whether the database has the hub's schema, and its user may create tables there."""
+        find = (
+            "SELECT coalesce(has_schema_privilege(oid, 'CREATE'), false) "
+            f"FROM pg_namespace WHERE nspname = '{SCHEMA}'"
+        )
+        with self._open_briefly() as connection:
+            row = connection.execute(find).fetchone()
+        return bool(row and row[0])
+
     @contextmanager
     def _open_briefly(self) -> Iterator[DeadlineConnection]:
         try:
@@ -368,13 +376,14 @@ class PostgresServer:
 
     def refuse_if_down(self) -> None:
         if self._problem:
-            raise sqlite3.OperationalError(f"the database is not available: {self._problem}")
+            cause = psycopg.OperationalError(self._problem)
+            raise sqlite3.OperationalError(f"the database is not available: {cause}") from cause
 
     def note_failure(self, error: BaseException) -> None:
         """Lets statements fail at once until the watch has reached the server again. A server that
         is not watched is tried again by each statement."""
         if self._watch is not None:
-            why = describe_error(error)
+            why = render_failure(error)
             STORAGE_OUTAGE.note(f'the database at "{self.place}" is not available: {why}')
             self._problem = why
             self._watch.wake()
@@ -402,7 +411,7 @@ class PostgresServer:
             ((row,),) = (rows.fetchall() for rows in lane.run([(_TRIAL, ())], ()))
             self._unfit = "it is read-only" if row[0] == "on" else ""
         except sqlite3.Error as error:
-            self._unfit = describe_error(error)
+            self._unfit = render_failure(error)
         if self._unfit and not self._problem:
             STORAGE_OUTAGE.note(f'the database at "{self.place}" is not usable: {self._unfit}')
 

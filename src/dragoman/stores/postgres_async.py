@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from dragoman.core.errors import ConfigError, StorageFailed
 from dragoman.stores.fence import IDLE, READ_ONLY, Fence
 from dragoman.stores.postgres_connections import is_idle
+from dragoman.stores.postgres_connections import render_failure as render_failure
 
 if TYPE_CHECKING:
     import psycopg
@@ -134,9 +135,3 @@ def _build_connection_class() -> type[psycopg.AsyncConnection[Any]]:
             )
 
     return PromptConnection
-
-
-def render_failure(error: BaseException) -> str:
-    if isinstance(error, TimeoutError):
-        return "it did not answer in time"
-    return " ".join(str(error).split())[:300] or type(error).__name__

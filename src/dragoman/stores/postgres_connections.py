@@ -30,9 +30,40 @@ IDLE = 0
 """libpq's `PQTRANS_IDLE`; a closed connection has another status."""
 
 
+def render_failure(error: BaseException) -> str:
+    """Renders the first line of an error, or what it means if it has none."""
+    text = " ".join(str(error).strip().partition("\n")[0].split())[:300]
+    late = "it did not answer in time" if isinstance(error, TimeoutError) else ""
+    return text or late or type(error).__name__
+
+
 def describe_failure(url: str, error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return f'the database at "{render_origin(url)}" cannot be used: {(text or ["timed out"])[0]}'
+    return f'the database at "{render_origin(url)}" cannot be used: {render_failure(error)}'
+
+
+TEMPORARY = ("08", "25", "40", "53", "55", "57", "58")
+"""The classes of SQLSTATE that may pass: no connection, read-only, no resources, locked, shut down,
+a failed disk."""
+LASTING = (
+    "password", "pg_hba.conf", "does not exist", "does not support SSL", "certificate",
+    "not permitted",
+)  # fmt: skip
+"""What servers say of settings that must be changed. A server that speaks another language is
+waited for."""
+
+
+def is_temporary(error: BaseException | None) -> bool:
+    """Whether an error, or what has caused it, is that a database is not there for now."""
+    psycopg = load_driver()
+    while error is not None:
+        if isinstance(error, psycopg.Error) and error.sqlstate is not None:
+            return str(error.sqlstate).startswith(TEMPORARY)
+        if isinstance(error, psycopg.OperationalError):  # a connection that was not made has none
+            return not any(text in str(error) for text in LASTING)
+        if isinstance(error, TimeoutError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 @cache

@@ -44,6 +44,12 @@ class LinkLimits(Struct, frozen=True):
     longest_retry: float = 1.0
     beat_seconds: float = 1.0
     """How often the connection is tested."""
+    steady_seconds: float = 1.0
+    """How long a server that was away must answer before it is used again: twice as long each time
+    it is away again soon, up to `longest_steady`."""
+    longest_steady: float = 30.0
+    calm_seconds: float = 60.0
+    """After so long a time in use, the next absence counts as the first."""
     pending: int = 4_096
     """How many commands may wait for their replies."""
 
@@ -108,6 +114,7 @@ class RedisLink:
         """Why the connection was closed; None while there is none."""
         self._was_up: bool | None = None
         """As the log has it; None before the first attempt."""
+        self._steady = Backoff(self.limits.steady_seconds, self.limits.longest_steady)
         self._background = Background("the connection to Redis")
 
     # --- commands --------------------------------------------------------------------------------
@@ -207,15 +214,17 @@ class RedisLink:
         work = [start_task(one) for one in (self._write(connection), self._read(connection))]
         try:
             await self._beat()
-            self.is_up = True
             backoff.reset()
             if self._was_up is False:
+                await self._keep_beating(lost, self._steady.next_delay())
+                if lost.done():
+                    return lost.result()
                 log.warning("Redis at %s is back", self.place)
-            self._was_up = True
-            while not lost.done():
-                await asyncio.wait([lost], timeout=self.limits.beat_seconds)
-                if not lost.done():
-                    await self._beat()
+            self.is_up = self._was_up = True
+            await self._keep_beating(lost, self.limits.calm_seconds)
+            if not lost.done():
+                self._steady.reset()
+            await self._keep_beating(lost, math.inf)
         except RedisUnavailable as error:
             return str(error)
         finally:
@@ -223,6 +232,15 @@ class RedisLink:
                 one.cancel()
             await asyncio.wait(work, timeout=1.0)
         return lost.result()
+
+    async def _keep_beating(self, lost: asyncio.Future[str], seconds: float) -> None:
+        """Tests the connection for so long, or until it is lost. Raises `RedisUnavailable`."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        while not lost.done() and (left := until - loop.time()) > 0:
+            await asyncio.wait([lost], timeout=min(left, self.limits.beat_seconds))
+            if not lost.done():
+                await self._beat()
 
     async def _write(self, connection: AbstractConnection) -> None:
         try:

@@ -16,7 +16,7 @@ from dragoman.core.runs import ENDED, Run, RunFilter, RunTaken, StepRecord
 from dragoman.core.urls import render_origin
 from dragoman.stores import run_rows as rows
 from dragoman.stores.fence import IDLE, LOST, READ_ONLY, Fence
-from dragoman.stores.postgres_connections import is_idle
+from dragoman.stores.postgres_connections import is_idle, render_failure
 from dragoman.stores.postgres_sql import translate
 from dragoman.stores.runs_db import TABLES
 
@@ -36,7 +36,9 @@ async def open_postgres_runs(url: str, fence: Fence, *, is_shared: bool) -> Post
         await asyncio.to_thread(_migrate, url)
         pool.free.append(await pool.connect())
     except (psycopg.Error, OSError, ValueError) as error:
-        raise ConfigError(f'the database at "{place}" cannot be used: {error}') from None
+        raise ConfigError(
+            f'the database at "{place}" cannot be used: {render_failure(error)}'
+        ) from None
     return PostgresRuns(pool, place, (psycopg.Error, OSError), fence, is_shared)
 
 
@@ -215,7 +217,7 @@ class PostgresRuns:
                 return list(await cursor.fetchall())
         except self._errors as error:
             raise StorageFailed(
-                f'the database at "{self._place}" cannot be read: {error}'
+                f'the database at "{self._place}" cannot be read: {render_failure(error)}'
             ) from error
 
     async def _store(self, statements: list[rows.Statement], hub: str) -> None:
@@ -234,5 +236,5 @@ class PostgresRuns:
                     yield connection
         except self._errors as error:
             raise StorageFailed(
-                f'the database at "{self._place}" cannot be written: {error}'
+                f'the database at "{self._place}" cannot be written: {render_failure(error)}'
             ) from error

@@ -255,15 +255,18 @@ def is_locked(error: Exception) -> bool:
 
 def find_damage(path: Path, seconds: float) -> str:
     """Describes damage of the database, without changing it; empty if none was found within
-    `seconds`."""
+    `seconds`. Looks for damaged pages first, then whether the indexes have every row."""
     until = time.monotonic() + seconds
     try:
         with closing(connect(path, "ro", 5.0)) as db:
             db.set_progress_handler(lambda: time.monotonic() > until, 10_000)
-            found = db.execute("PRAGMA quick_check(1)").fetchone()
+            for check in ("quick_check", "integrity_check"):
+                row = db.execute(f"PRAGMA {check}(1)").fetchone()
+                if row is not None and row[0] != "ok":
+                    return str(row[0])
     except sqlite3.Error as error:
         return str(error) if is_damage(error) else ""
-    return "" if found is None or found[0] == "ok" else str(found[0])
+    return ""
 
 
 def describe_remedy(path: Path) -> str:

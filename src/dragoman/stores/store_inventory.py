@@ -123,6 +123,8 @@ class HomeRecord(msgspec.Struct, frozen=True):
     """The keyed hash of each configured server, to record changes; None before the first start."""
     skills: dict[str, str] | None = None
     """The same of each skill; None before the first one."""
+    notices: int = 0
+    """How many of the notices about changes between versions the owner was given."""
 
 
 class SealedRecord(msgspec.Struct, frozen=True):

@@ -251,6 +251,7 @@ class DatabaseTaskStore:
         """`hub` owns the tasks that are stored, where several hubs share the database: others do
         not load them, and nothing is stored of tasks that others have taken over."""
         self._base = open_database(place, TABLES, durable=durable)
+        self._server = None if isinstance(place, Path) else place
         self._db, self._writer = self._base.db, self._base.writer
         self._insert = _INSERT_OWNED if hub else _INSERT
         self._unsure: set[int] = set()
@@ -261,6 +262,10 @@ class DatabaseTaskStore:
         self._is_unsure = False
         """Whether a server may have stored the last save, although its answer was lost."""
         self.statements = 0
+
+    def check(self) -> None:
+        if self._server is not None and (why := self._server.problem):
+            raise StorageFailed(f'"{self._base.name}" is not available: {why}')
 
     def rename_hub(self, hub: str) -> None:
         self._hub = hub

@@ -293,9 +293,6 @@ class UserStore:
     def find_by_subject(self, subject: str) -> UserRecord | None:
         return self._find_one("subject = ?", subject)
 
-    def find_by_handle(self, handle: bytes) -> UserRecord | None:
-        return self._find_one("handle = ?", handle)
-
     def list(self) -> tuple[UserRecord, ...]:
         """Lists the users, ordered by name, without removed ones."""
         rows = self._base.read(

@@ -10,6 +10,7 @@ from urllib.parse import unquote
 
 from msgspec import Raw
 
+from dragoman.core.access import require_scope
 from dragoman.core.call import (
     ABSENT,
     NO_UPDATES,
@@ -23,6 +24,7 @@ from dragoman.core.errors import (
     ApprovalPending,
     AuthorizationError,
     HubError,
+    InsufficientScope,
     InvalidInput,
     LoginRequired,
     NotFound,
@@ -31,10 +33,12 @@ from dragoman.core.errors import (
 )
 from dragoman.core.hub import CallOptions, Hub
 from dragoman.core.logs import render_time
-from dragoman.core.ports import ADMIN
 from dragoman.core.principal import Principal
+from dragoman.core.scopes import ADMIN, ADMIN_RIGHTS, METRICS, REGISTRY
+from dragoman.core.structs import replace
 from dragoman.core.tool import Nowhere
 from dragoman.core.tool_filter import EVERYTHING
+from dragoman.core.tool_identity import KEY_META
 from dragoman.core.trace import parse_trace
 from dragoman.core.urls import parse_query
 from dragoman.web.errors import find_status
@@ -89,8 +93,6 @@ TOOL_QUERY: Mapping[str, Schema] = {
     **PAGE_QUERY,
 }
 FLAGS = {"0": False, "1": True, "false": False, "true": True}
-METRICS = "metrics"
-"""The scope of a key that may read the metrics."""
 PUBLIC_STATUS = frozenset({"version", "mode", "started_at", "uptime_secs"})
 """The members of the status for principals without `admin`."""
 
@@ -210,8 +212,8 @@ class Api:
                         )
                         if charged is not None:
                             await charged
-                    if operation.admin:
-                        require_admin(self._hub, principal)
+                    if operation.right:
+                        require_right(self._hub, principal, operation.right)
                     if len(request.body) > (most := operation.body_bytes):
                         return build_error(413, f"the body is too large: at most {most} bytes")
                     query = decode_query(request.query)
@@ -228,18 +230,20 @@ class Api:
             return build_error(405, f"use {' or '.join(sorted(allowed))}", allow)
         return build_error(404, "not found; see /openapi.json for the available paths")
 
-    @route("GET /", "What this is, as text", answer=None, media=("text/plain", "text/html"))
+    @route(
+        "GET /", "What this is, as text", answer=None, media=("text/plain", "text/html"), right=""
+    )
     async def _get_welcome(self, request: ApiRequest) -> ApiResponse:
         if b"text/html" in request.fields.get(b"accept", b""):
             policy = (b"content-security-policy", b"default-src 'none'")
             return ApiResponse(200, WELCOME_PAGE, "text/html; charset=utf-8", headers=[policy])
         return ApiResponse(200, WELCOME_TEXT, "text/plain; charset=utf-8")
 
-    @route("GET /healthz", "Whether the hub is alive", answer=None)
+    @route("GET /healthz", "Whether the hub is alive", answer=None, right="")
     async def _get_healthz(self, request: ApiRequest) -> ApiResponse:
         return ApiResponse(200, b"ok\n", "text/plain")
 
-    @route("GET /readyz", "Whether the hub serves", (503,), answer=None)
+    @route("GET /readyz", "Whether the hub serves", (503,), answer=None, right="")
     async def _get_readyz(self, request: ApiRequest) -> ApiResponse:
         if (waiting := self._sources.ready()) is not None:
             return build_error(503, waiting)
@@ -248,21 +252,24 @@ class Api:
     @route(
         "GET /metrics",
         "Counters for Prometheus; needs admin or the scope metrics",
-        (403,),
         answer=None,
+        right=METRICS,
     )
     async def _get_metrics(self, request: ApiRequest) -> ApiResponse:
-        who = request.principal
-        if who is None or METRICS not in who.scopes:
-            require_admin(self._hub, who, f"or a key created with --scope {METRICS}")
+        who = request.caller
+        if METRICS not in who.scopes and not self._hub.authorizer.decide_action(who, ADMIN).allowed:
+            raise AuthorizationError(
+                f'"{who.label}" may not do this: it needs a policy that permits the action '
+                f'"admin", or a key created with --scope {METRICS}'
+            )
         text = self._sources.metrics()
         return ApiResponse(200, text.encode(), "text/plain; version=0.0.4; charset=utf-8")
 
-    @route("GET /openapi.json", "This document")
+    @route("GET /openapi.json", "This document", right="")
     async def _get_openapi(self, request: ApiRequest) -> ApiResponse:
         return build_response(build_document(self.operations))
 
-    @route("GET /api/status", "The hub: version, uptime, counts")
+    @route("GET /api/status", "The hub: version, uptime, counts", right="")
     async def _get_status(self, request: ApiRequest) -> ApiResponse:
         status = self._sources.status()
         if self._is_admin(request):
@@ -295,10 +302,12 @@ class Api:
 
     def _is_admin(self, request: ApiRequest) -> bool:
         who = request.principal
-        return who is not None and self._hub.authorizer.decide_action(who, ADMIN).allowed
+        return who is not None and self._hub.authorizer.decide_action(who, REGISTRY).allowed
 
     # It may contain data of other callers.
-    @admin_route("GET /api/mcp/servers/{name}/logs", "The end of a server's stderr", (404,))
+    @admin_route(
+        REGISTRY, "GET /api/mcp/servers/{name}/logs", "The end of a server's stderr", (404,)
+    )
     async def _get_server_log(self, request: ApiRequest) -> ApiResponse:
         text = self._sources.server_log(request.names[0])
         if text is None:
@@ -464,15 +473,17 @@ def parse_object(request: ApiRequest) -> dict[str, Any]:
     return given
 
 
-def require_admin(hub: Hub, principal: Principal | None, instead: str = "") -> Principal:
-    """Raises unless the principal may perform `admin`; `instead` names an alternative."""
-    if principal is None or not hub.authorizer.decide_action(principal, ADMIN).allowed:
-        who = principal.label if principal is not None else "anonymous"
-        raise AuthorizationError(
-            f'"{who}" may not do this: it needs a policy that permits the action "admin"'
-            + (f", {instead}" if instead else "")
-        )
-    return principal
+def require_right(hub: Hub, principal: Principal | None, right: str) -> None:
+    """Raises unless the credential of the principal has the scope `right` and, for a part of the
+    administration, the policies permit it."""
+    if principal is not None:
+        require_scope(principal, right)
+        if right not in ADMIN_RIGHTS or hub.authorizer.decide_action(principal, right).allowed:
+            return
+    who = principal.label if principal is not None else "anonymous"
+    raise AuthorizationError(
+        f'"{who}" may not do this: it needs a policy that permits the action "{right}", or "admin"'
+    )
 
 
 def _build_rate_limited(error: RateLimited) -> ApiResponse:
@@ -492,9 +503,14 @@ def response_from_error(error: HubError) -> ApiResponse:
     more = {"url": error.url} if isinstance(error, LoginRequired) and error.url else {}
     if isinstance(error, ApprovalPending):
         more = {"approval": error.id, "expiresAt": render_time(error.expires_at)}
+    if isinstance(error, InsufficientScope):
+        more = {"scope": error.scope}
     response = build_error(
         find_status(error), str(error), kind=error.kind, trace=error.trace, **more
     )
+    if isinstance(error, InsufficientScope):
+        challenge = f'Bearer realm="dragoman", error="insufficient_scope", scope="{error.scope}"'
+        response.headers.append((b"www-authenticate", challenge.encode()))
     if isinstance(error, Refused) and response.status == 503:
         response.headers.append((b"retry-after", b"1"))
     return response
@@ -506,8 +522,10 @@ CAN_BE_ASKED = ("form", "url")
 
 _SHAPE = (
     'the body must be {"arguments": {…}}, with "can" (a list of "form" and "url") where questions '
-    'can be answered, and "answers" and "handle" where they are'
+    'can be answered, "answers" and "handle" where they are, and "idempotencyKey" (a text of at '
+    "most 200 characters) where the call may be repeated"
 )
+MAX_KEY = 200
 
 
 def _parse_call(
@@ -519,12 +537,17 @@ def _parse_call(
         given = decode(request.body) if request.body.strip() else {}
     except Malformed as error:
         raise InvalidInput(str(error)) from None
-    if not isinstance(given, dict) or given.keys() - {"arguments", *QUESTION_MEMBERS}:
+    known = {"arguments", "idempotencyKey", *QUESTION_MEMBERS}
+    if not isinstance(given, dict) or given.keys() - known:
         raise InvalidInput(_SHAPE)
-    arguments = given.get("arguments", {})
+    arguments, key = given.get("arguments", {}), given.get("idempotencyKey")
     options = build_call_options(request, given, features)
     if not isinstance(arguments, dict) or options is None:
         raise InvalidInput(_SHAPE)
+    if key is not None:
+        if not isinstance(key, str) or not 0 < len(key) <= MAX_KEY:
+            raise InvalidInput(_SHAPE)
+        options = replace(options, meta={KEY_META: key})
     return arguments, options
 
 

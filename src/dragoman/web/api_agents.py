@@ -9,11 +9,12 @@ from typing import Any, Protocol
 from dragoman.core.admin_audit import record_action
 from dragoman.core.errors import InvalidInput
 from dragoman.core.hub import Hub
-from dragoman.core.ports import A2A_DISCOVER, ADMIN, AuditLog
+from dragoman.core.ports import A2A_DISCOVER, AuditLog
 from dragoman.core.principal import Principal
+from dragoman.core.scopes import REGISTRY
 from dragoman.core.tool import Tool
 from dragoman.core.urls import render_origin
-from dragoman.web.api import ApiRequest, ApiResponse, build_response, parse_object, require_admin
+from dragoman.web.api import ApiRequest, ApiResponse, build_response, parse_object
 from dragoman.web.openapi import admin_route, route
 
 IsAllowed = Callable[[Tool], bool]
@@ -62,6 +63,7 @@ class AgentsApi:
         return build_response(self._source.get_agent(request.names[0], may, secret=secret))
 
     @admin_route(
+        REGISTRY,
         "POST /api/a2a/agents",
         "Register an agent: url, and name, token (env:NAME or file:tokens/NAME), headers "
         "(${NAME}), trust, pin, wire, allow_private, timeout_secs, public",
@@ -75,6 +77,7 @@ class AgentsApi:
             return build_response(await self._source.add(body))
 
     @admin_route(
+        REGISTRY,
         "PATCH /api/a2a/agents/{name}",
         "Change an agent: trustLevel, enabled, token, headers, pin, wire, allow_private, "
         "timeout_secs, public",
@@ -86,12 +89,14 @@ class AgentsApi:
         with record_action(self._audit, "agent.change", request.names[0], request.principal):
             return build_response(await self._source.change(request.names[0], body))
 
-    @admin_route("DELETE /api/a2a/agents/{name}", "Remove an agent and its cards", (404,))
+    @admin_route(REGISTRY, "DELETE /api/a2a/agents/{name}", "Remove an agent and its cards", (404,))
     async def _remove(self, request: ApiRequest) -> ApiResponse:
         with record_action(self._audit, "agent.remove", request.names[0], request.principal):
             return build_response(await self._source.remove(request.names[0]))
 
-    @admin_route("POST /api/a2a/agents/{name}/refetch", "Check an agent now", (404,), None)
+    @admin_route(
+        REGISTRY, "POST /api/a2a/agents/{name}/refetch", "Check an agent now", (404,), None
+    )
     async def _refetch(self, request: ApiRequest) -> ApiResponse:
         return build_response(await self._source.refetch(request.names[0]))
 
@@ -99,13 +104,13 @@ class AgentsApi:
         "GET /api/a2a/agents/{name}/cards",
         "The cards it had; with n, that one and its diff to the one before it, or to the one that "
         "the parameter from names",
-        (403, 404),
+        (404,),
         query={"n": CARD_NUMBER, "from": CARD_NUMBER},
+        right=REGISTRY,  # cards as received, quarantined or not
     )
     async def _list_cards(self, request: ApiRequest) -> ApiResponse:
         may, _ = self._visibility(request.principal)
         cards = self._source.list_cards(request.names[0], may)
-        require_admin(self._hub, request.principal)  # as received, quarantined or not
         number, other = _parse_number(request, "n"), _parse_number(request, "from")
         if number is None:
             return build_response({"cards": cards, "total": len(cards)})
@@ -116,7 +121,7 @@ class AgentsApi:
         if principal is None:
             return lambda _: False, False
         may = self._hub.authorizer.decide_action
-        admin = may(principal, ADMIN).allowed
+        admin = may(principal, REGISTRY).allowed
         return lambda tool: may(principal, A2A_DISCOVER, tool).allowed, admin
 
 

@@ -13,6 +13,7 @@ from dragoman.core.approvals import STATES, StoredApproval
 from dragoman.core.errors import InvalidInput, NotFound
 from dragoman.core.logs import render_time
 from dragoman.core.principal import Principal
+from dragoman.core.scopes import APPROVE
 from dragoman.web.api import ApiRequest, ApiResponse, build_response, parse_object
 from dragoman.web.openapi import route
 from dragoman.web.openapi_schemas import TEXT
@@ -93,6 +94,7 @@ class ApprovalsApi:
         "Approve a request: {comment?}; its call is then made once",
         (403, 404, 409, 503),
         "ApprovalDecision",
+        right=APPROVE,
     )
     async def _approve(self, request: ApiRequest) -> ApiResponse:
         return self._decide(request, True)
@@ -102,6 +104,7 @@ class ApprovalsApi:
         "Deny a request: {comment?}",
         (403, 404, 409, 503),
         "ApprovalDecision",
+        right=APPROVE,
     )
     async def _deny(self, request: ApiRequest) -> ApiResponse:
         return self._decide(request, False)

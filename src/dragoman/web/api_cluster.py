@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dragoman.core.scopes import REGISTRY
 from dragoman.web.api import ApiRequest, ApiResponse, build_response
 from dragoman.web.openapi import admin_route
 
@@ -15,7 +16,10 @@ class ClusterApi:
     _describe: Callable[[], Awaitable[Mapping[str, Any]]]
 
     @admin_route(
-        "GET /api/cluster", "The hubs of the cluster with their versions and leases", (503,)
+        REGISTRY,
+        "GET /api/cluster",
+        "The hubs of the cluster with their versions and leases",
+        (503,),
     )
     async def _get(self, request: ApiRequest) -> ApiResponse:
         return build_response(await self._describe())

@@ -12,8 +12,8 @@ from dragoman.core.access import SESSION
 from dragoman.core.errors import AuthorizationError, InvalidInput
 from dragoman.core.hub import Hub
 from dragoman.core.logs import render_time
-from dragoman.core.ports import ADMIN
 from dragoman.core.principal import OWNER
+from dragoman.core.scopes import ADMIN, ADMIN_RIGHTS, USERS
 from dragoman.web.api import ApiRequest, ApiResponse, build_response, parse_object
 from dragoman.web.console.gate import ConsoleGate
 from dragoman.web.http.sockets import is_loopback
@@ -50,7 +50,7 @@ class ConsoleApi:
         url = f"{base}/console/login?code={quote(sessions.create_link(is_local=is_local))}"
         return build_response({"url": url, "expires_in": sessions.limits.link_secs})
 
-    @admin_route("GET /api/console/sessions", "The sessions of the console")
+    @admin_route(USERS, "GET /api/console/sessions", "The sessions of the console")
     async def _list_sessions(self, request: ApiRequest) -> ApiResponse:
         sessions = self._console.site.sessions
         found = [
@@ -66,19 +66,21 @@ class ConsoleApi:
         ]
         return build_response({"sessions": found, "total": len(found)})
 
-    @admin_route("DELETE /api/console/sessions", "End all sessions of the console")
+    @admin_route(USERS, "DELETE /api/console/sessions", "End all sessions of the console")
     async def _end_sessions(self, request: ApiRequest) -> ApiResponse:
         return build_response({"ended": self._console.site.sessions.close_all()})
 
-    @route("GET /api/session", "Who the caller is, and what the caller may do")
+    @route("GET /api/session", "Who the caller is, and what the caller may do", right="")
     async def _get_session(self, request: ApiRequest) -> ApiResponse:
-        caller = request.caller
+        caller, may = request.caller, self._hub.authorizer.decide_action
         found: dict[str, Any] = {
             "principal": caller.label,
             "kind": caller.kind,
             "org": caller.org,
             "roles": list(caller.roles),
-            "admin": self._hub.authorizer.decide_action(caller, ADMIN).allowed,
+            "admin": may(caller, ADMIN).allowed,
+            "rights": [right for right in ADMIN_RIGHTS if may(caller, right).allowed],
+            "scopes": list(caller.scopes),
             "version": __version__,
         }
         if caller.credential.startswith(SESSION):

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from dragoman.core.errors import InvalidInput, NotFound
 from dragoman.core.hub import Hub
-from dragoman.core.ports import ADMIN
+from dragoman.core.scopes import USERS
 from dragoman.web.api import (
     CALL_ERRORS,
     QUESTION_MEMBERS,
@@ -98,7 +98,7 @@ class DispatchesApi:
     )
     async def _explain(self, request: ApiRequest) -> ApiResponse:
         principal, id = request.caller, request.names[0]
-        sees_all = self._hub.authorizer.decide_action(principal, ADMIN).allowed
+        sees_all = self._hub.authorizer.decide_action(principal, USERS).allowed
         caller = None if sees_all else principal.label
         found = self._decisions.explain(id, principal.org, caller)
         if found is None:
@@ -137,7 +137,7 @@ class DispatchesApi:
             if name in query:
                 wanted[field] = _parse_time(name, query[name])
         # An administrator sees all of them, other principals their own.
-        sees_all = self._hub.authorizer.decide_action(principal, ADMIN).allowed
+        sees_all = self._hub.authorizer.decide_action(principal, USERS).allowed
         found, cursor = await self._store.find(
             _parse_limit(query.get("limit")),
             query.get("cursor"),

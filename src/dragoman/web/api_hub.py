@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from dragoman.core.scopes import REGISTRY, USERS
 from dragoman.web.api import ApiRequest, ApiResponse, build_response
 from dragoman.web.openapi import admin_route
 
@@ -29,21 +30,25 @@ class HubReports(Protocol):
 class HubApi:
     _reports: HubReports
 
-    @admin_route("GET /api/keys", "The API keys: names, owners, rights, states")
+    @admin_route(USERS, "GET /api/keys", "The API keys: names, owners, rights, states")
     async def _list_keys(self, request: ApiRequest) -> ApiResponse:
         found = self._reports.list_keys()
         return build_response({"keys": found, "total": len(found)})
 
-    @admin_route("GET /api/clients", "The connected clients, and the streams that they hold")
+    @admin_route(USERS, "GET /api/clients", "The connected clients, and the streams that they hold")
     async def _list_clients(self, request: ApiRequest) -> ApiResponse:
         found = self._reports.list_clients()
         streams = sum(one["streams"] for one in found)
         return build_response({"clients": found, "total": len(found), "streams": streams})
 
-    @admin_route("GET /api/config", "The settings and where they come from, without secrets")
+    @admin_route(
+        REGISTRY, "GET /api/config", "The settings and where they come from, without secrets"
+    )
     async def _show_config(self, request: ApiRequest) -> ApiResponse:
         return build_response(await self._reports.show_config())
 
-    @admin_route("GET /api/doctor", "Known problems and their fixes, as dragoman doctor finds them")
+    @admin_route(
+        REGISTRY, "GET /api/doctor", "Known problems and their fixes, as dragoman doctor finds them"
+    )
     async def _diagnose(self, request: ApiRequest) -> ApiResponse:
         return build_response(await self._reports.diagnose())

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dragoman.core.hub import Hub
-from dragoman.core.ports import ADMIN
 from dragoman.core.rate_limiter import Rate, RateBudget
+from dragoman.core.scopes import USERS
 from dragoman.web.api import ApiRequest, ApiResponse, build_response
 from dragoman.web.openapi import route
 
@@ -28,7 +28,7 @@ class LimitsApi:
     async def _get_limits(self, request: ApiRequest) -> ApiResponse:
         limiter, caller = self._hub.limiter, request.caller
         rules = limiter.rules
-        is_admin = self._hub.authorizer.decide_action(caller, ADMIN).allowed
+        is_admin = self._hub.authorizer.decide_action(caller, USERS).allowed
         concurrency = {
             name: one if is_admin else {key: one[key] for key in one if key != "running"}
             for name, one in self._find_concurrency().items()

@@ -10,8 +10,9 @@ from typing import Any, Protocol
 from dragoman.core.admin_audit import record_action
 from dragoman.core.errors import HubError, InvalidInput, NotFound
 from dragoman.core.hub import Hub
-from dragoman.core.ports import ADMIN, AuditLog
+from dragoman.core.ports import AuditLog
 from dragoman.core.principal import Principal
+from dragoman.core.scopes import REGISTRY
 from dragoman.core.structs import replace
 from dragoman.core.taint import NO_ORIGINS
 from dragoman.core.tool import Tool
@@ -69,7 +70,7 @@ class LocalAgentsApi:
         if request.query.get("grants", "no") != "no":
             raise InvalidInput("grants must be no, or absent")
         name, with_grants = request.query.get("name"), "grants" not in request.query
-        is_admin = authorizer.decide_action(caller, ADMIN).allowed
+        is_admin = authorizer.decide_action(caller, REGISTRY).allowed
         found = []
         for tool in self._source.list_tools():
             if tool.agent is None or not authorizer.can_see(caller, tool, "api"):
@@ -93,7 +94,7 @@ class LocalAgentsApi:
         CALL_ERRORS,
         "AgentCall",
         "Result",
-        admin=True,
+        right=REGISTRY,
         media=("text/event-stream",),
     )
     async def _call_as(self, request: ApiRequest) -> ApiResponse:

@@ -14,7 +14,8 @@ from dragoman.core.errors import InvalidInput
 from dragoman.core.hub import Hub
 from dragoman.core.ports import AuditLog
 from dragoman.core.principal import Principal
-from dragoman.web.api import ApiRequest, ApiResponse, build_response, parse_object, require_admin
+from dragoman.core.scopes import USERS
+from dragoman.web.api import ApiRequest, ApiResponse, build_response, parse_object, require_right
 from dragoman.web.openapi import route
 
 MAX_SCOPES = 100
@@ -100,7 +101,7 @@ class LoginsApi:
     def _describe(self, request: ApiRequest, kind: str) -> ApiResponse:
         everyone = request.query.get("all") == "1"
         if everyone:
-            require_admin(self._hub, request.principal)
+            require_right(self._hub, request.principal, USERS)
         found = self._source.describe(kind, request.names[0], request.caller, all=everyone)
         return build_response(found)
 
@@ -125,7 +126,7 @@ class LoginsApi:
     async def _forget(self, request: ApiRequest, kind: str) -> ApiResponse:
         holder, everyone = request.query.get("holder"), request.query.get("all") == "1"
         if holder is not None or everyone:
-            require_admin(self._hub, request.principal)
+            require_right(self._hub, request.principal, USERS)
         with record_action(self._audit, "login.forget", request.names[0], request.caller):
             found = await self._source.forget(
                 kind, request.names[0], request.caller, holder=holder, all=everyone

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from dragoman.core.errors import InvalidInput
+from dragoman.core.scopes import PINS
 from dragoman.web.api import ApiRequest, ApiResponse, build_response, parse_flag, parse_object
 from dragoman.web.openapi import admin_route
 from dragoman.web.openapi_schemas import QUERY_FLAG, TEXT
@@ -38,6 +39,7 @@ class PinsApi:
     _decisions: PinAdministration
 
     @admin_route(
+        PINS,
         "GET /api/pins",
         "Quarantined definitions; ?state=new: additions, all: all; ?target= of one; ?diff=1: diffs",
         query={"state": {"enum": ["held", "new", "all"]}, "target": TEXT, "diff": QUERY_FLAG},
@@ -49,6 +51,7 @@ class PinsApi:
         return build_response({"pins": found, "total": len(found)})
 
     @admin_route(
+        PINS,
         "GET /api/pins/diff",
         "The diff of the quarantined ?name=",
         (404, 409),
@@ -62,6 +65,7 @@ class PinsApi:
         return build_response(self._decisions.show(name))
 
     @admin_route(
+        PINS,
         "POST /api/pins/approve",
         "Approve current definitions: {name, digest?}, {target, digests?} or {all: true}",
         (404, 409, 500),
@@ -96,6 +100,7 @@ class PinsApi:
         return build_response({"approved": done, **({"skipped": skipped} if skipped else {})})
 
     @admin_route(
+        PINS,
         "POST /api/pins/reject",
         "Reject a definition, now and later: {name}",
         (404, 409, 500),
@@ -106,7 +111,11 @@ class PinsApi:
         return build_response({"rejected": self._decisions.reject(name, request.caller.label)})
 
     @admin_route(
-        "POST /api/pins/forget", "Delete all pins of a target: {target}", (404, 500), "PinTarget"
+        PINS,
+        "POST /api/pins/forget",
+        "Delete all pins of a target: {target}",
+        (404, 500),
+        "PinTarget",
     )
     async def _forget(self, request: ApiRequest) -> ApiResponse:
         target = _parse_member(request, "target")

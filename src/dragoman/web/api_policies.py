@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from dragoman.core.errors import InvalidInput
 from dragoman.core.principal import Principal
+from dragoman.core.scopes import POLICIES
 from dragoman.web.api import (
     ApiRequest,
     ApiResponse,
@@ -27,6 +28,11 @@ from dragoman.web.openapi_schemas import QUERY_FLAG, TEXT
 MAX_TEXT = 256 * 1024
 """Characters of one file."""
 MAX_TEXTS = 200
+MAX_ALL = 1024 * 1024
+"""Characters of all files of a draft."""
+MAX_QUESTION = 64 * 1024
+"""Bytes of a question."""
+MAX_ROLES, MAX_ROLE, MAX_ATTRIBUTES = 100, 200, 100
 MAX_REPLAYED = 1_000_000
 REPLAYED = 100_000
 """The default limit of replayed calls."""
@@ -59,7 +65,7 @@ class PolicyAdministration(Protocol):
 
     async def test(self, texts: Mapping[str, str] | None) -> Json: ...
 
-    def explain(
+    async def explain(
         self,
         principal: str,
         tool: str,
@@ -69,7 +75,7 @@ class PolicyAdministration(Protocol):
     ) -> Json:
         """`roles` replace the roles of the principal, which then need not exist."""
 
-    def who_can(self, tool: str) -> Json: ...
+    async def who_can(self, tool: str) -> Json: ...
 
     async def what_can(self, principal: str) -> Json: ...
 
@@ -90,15 +96,16 @@ class PoliciesApi:
 
     # --- the files -------------------------------------------------------------------------------
 
-    @admin_route("GET /api/policies", "The policy files, and the policies in force")
+    @admin_route(POLICIES, "GET /api/policies", "The policy files, and the policies in force")
     async def _list_files(self, request: ApiRequest) -> ApiResponse:
         return build_response(await self._source.overview())
 
-    @admin_route("GET /api/policies/{name}", "One policy file", (404,))
+    @admin_route(POLICIES, "GET /api/policies/{name}", "One policy file", (404,))
     async def _get_file(self, request: ApiRequest) -> ApiResponse:
         return build_response(await self._source.one(request.names[0]))
 
     @admin_route(
+        POLICIES,
         "POST /api/policies",
         "Create or replace a policy file: name, text, force",
         body="PolicyFile",
@@ -120,6 +127,7 @@ class PoliciesApi:
         return response
 
     @admin_route(
+        POLICIES,
         "PATCH /api/policies/{name}",
         "Enable or disable a policy file: enabled, force",
         (404,),
@@ -135,6 +143,7 @@ class PoliciesApi:
         return _respond_to_change(done, f'"{name}" was not {"enabled" if enabled else "disabled"}')
 
     @admin_route(
+        POLICIES,
         "DELETE /api/policies/{name}",
         "Delete a policy file",
         (404,),
@@ -149,12 +158,16 @@ class PoliciesApi:
     # --- queries -------------------------------------------------------------------------------
 
     @admin_route(
-        "POST /api/policies/validate", "Validate texts (or the folder)", body="PolicyTexts"
+        POLICIES,
+        "POST /api/policies/validate",
+        "Validate texts (or the folder)",
+        body="PolicyTexts",
     )
     async def _validate(self, request: ApiRequest) -> ApiResponse:
         return build_response(await self._source.validate(self._parse_draft(parse_object(request))))
 
     @admin_route(
+        POLICIES,
         "POST /api/policies/test",
         "Run the golden tests of texts (or of the folder)",
         body="PolicyTexts",
@@ -163,10 +176,12 @@ class PoliciesApi:
         return build_response(await self._source.test(self._parse_draft(parse_object(request))))
 
     @admin_route(
+        POLICIES,
         "POST /api/policies/explain",
         "Who may call what, and why: principal, tool, action, context, roles",
         (404, 409),
         "PolicyQuestion",
+        body_bytes=MAX_QUESTION,
     )
     async def _explain(self, request: ApiRequest) -> ApiResponse:
         given = _check_members(
@@ -175,17 +190,23 @@ class PoliciesApi:
         action, context, roles = given.get("action"), given.get("context", {}), given.get("roles")
         if not isinstance(action, str | None):
             raise InvalidInput('"action" must be the name of an action')
-        if not isinstance(context, dict):
-            raise InvalidInput('"context" must be an object')
+        if not isinstance(context, dict) or len(context) > MAX_ATTRIBUTES:
+            raise InvalidInput(f'"context" must be an object of at most {MAX_ATTRIBUTES} members')
         if roles is not None and not (
-            isinstance(roles, list) and all(isinstance(role, str) for role in roles)
+            isinstance(roles, list)
+            and len(roles) <= MAX_ROLES
+            and all(isinstance(role, str) and len(role) <= MAX_ROLE for role in roles)
         ):
-            raise InvalidInput('"roles" must be a list of strings')
+            raise InvalidInput(
+                f'"roles" must be a list of at most {MAX_ROLES} strings, each of at most '
+                f"{MAX_ROLE} characters"
+            )
         principal, tool = _parse_text(given, "principal"), _parse_text(given, "tool")
         assumed = tuple(roles) if roles is not None else None
-        return build_response(self._source.explain(principal, tool, action, context, assumed))
+        return build_response(await self._source.explain(principal, tool, action, context, assumed))
 
     @admin_route(
+        POLICIES,
         "GET /api/policies/who-can",
         "All principals, and whether they may call ?tool=",
         (404, 409),
@@ -193,9 +214,10 @@ class PoliciesApi:
         needs=("tool",),
     )
     async def _who_can(self, request: ApiRequest) -> ApiResponse:
-        return build_response(self._source.who_can(_parse_text(request.query, "tool")))
+        return build_response(await self._source.who_can(_parse_text(request.query, "tool")))
 
     @admin_route(
+        POLICIES,
         "GET /api/policies/what-can",
         "All tools, and whether ?principal= may call them",
         (404,),
@@ -206,6 +228,7 @@ class PoliciesApi:
         return build_response(await self._source.what_can(_parse_text(request.query, "principal")))
 
     @admin_route(
+        POLICIES,
         "POST /api/policies/replay",
         "Which recorded calls a draft would decide differently: texts, since, until, limit",
         body="PolicyReplay",
@@ -225,6 +248,7 @@ class PoliciesApi:
         return _respond_to_change(done, "the draft cannot be replayed")
 
     @admin_route(
+        POLICIES,
         "POST /api/policies/propose",
         "The least permissive policies for recorded calls: since, until, limit",
         body="PolicyPeriod",
@@ -294,6 +318,8 @@ def _parse_texts(given: Mapping[str, Any]) -> dict[str, str] | None:
             raise InvalidInput(f'invalid file name "{name[:100]}": use NAME.cedar or NAME.toml')
         if not isinstance(text, str) or len(text) > MAX_TEXT:
             raise InvalidInput(f'"{name}" must be a string of at most {MAX_TEXT} characters')
+    if sum(map(len, texts.values())) > MAX_ALL:
+        raise InvalidInput(f'"texts" is too long: at most {MAX_ALL} characters together')
     return texts
 
 

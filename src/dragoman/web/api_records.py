@@ -12,8 +12,8 @@ from typing import Any, Protocol
 from dragoman.core.audit_queries import SHADOW, RecordQuery
 from dragoman.core.errors import InvalidInput, NotFound
 from dragoman.core.hub import Hub
-from dragoman.core.ports import ADMIN
 from dragoman.core.principal import Principal
+from dragoman.core.scopes import USERS
 from dragoman.web.api import (
     MAX_PAGE,
     PAGE_QUERY,
@@ -115,7 +115,10 @@ class RecordsApi:
         return _build_page("records", rows, more)
 
     @admin_route(
-        "POST /api/audit/verify", "Whether the audit log is complete and unchanged", body=None
+        USERS,
+        "POST /api/audit/verify",
+        "Whether the audit log is complete and unchanged",
+        body=None,
     )
     async def _verify(self, request: ApiRequest) -> ApiResponse:
         return build_response(await self._source.verify())
@@ -175,7 +178,7 @@ class RecordsApi:
         return build_response({"minutes": minutes, **found})
 
     def _is_admin(self, caller: Principal) -> bool:
-        return self._hub.authorizer.decide_action(caller, ADMIN).allowed
+        return self._hub.authorizer.decide_action(caller, USERS).allowed
 
     def _restrict(self, principal: Principal, /, **wanted: Any) -> RecordQuery:
         """Builds a query; that of principals without `admin` finds their own calls alone."""

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 from dragoman.core.admin_audit import record_action
 from dragoman.core.errors import AuthorizationError, InvalidInput, NotFound
 from dragoman.core.ports import AuditLog
-from dragoman.core.principal import OWNER
+from dragoman.core.principal import LOCAL, OWNER, Principal
+from dragoman.core.scopes import REGISTRY
 from dragoman.core.secret_rules import Author, SecretUse, find_author
 from dragoman.web.api import ApiRequest, ApiResponse, build_response, parse_object
 from dragoman.web.openapi import admin_route
@@ -59,12 +60,17 @@ class ServersApi:
     _audit: AuditLog
 
     @admin_route(
-        "POST /api/reload", "Reload the configuration; says why the file is not used", body=None
+        REGISTRY,
+        "POST /api/reload",
+        "Reload the configuration; says why the file is not used",
+        body=None,
     )
     async def _reload(self, request: ApiRequest) -> ApiResponse:
         return build_response({"problem": await self._administration.reload()})
 
-    @admin_route("POST /api/mcp/servers/{name}/restart", "Restart a server", (404,), body=None)
+    @admin_route(
+        REGISTRY, "POST /api/mcp/servers/{name}/restart", "Restart a server", (404,), body=None
+    )
     async def _restart(self, request: ApiRequest) -> ApiResponse:
         name = request.names[0]
         if not await self._administration.restart_server(name):
@@ -72,6 +78,7 @@ class ServersApi:
         return build_response({"restarted": name})
 
     @admin_route(
+        REGISTRY,
         "POST /api/mcp/servers",
         "Add a server to config.toml: name, and url and headers, or command, args, env and sandbox",
         (500,),
@@ -95,12 +102,7 @@ class ServersApi:
             with record_action(self._audit, "server.add", name, request.principal):
                 done = await self._editing.add_url(name, url, headers, use.author)
             return build_response(done)
-        # To add a program means to run anything as the user of the hub.
-        if request.caller.kind != OWNER.kind:
-            raise AuthorizationError(
-                f'"{request.caller.label}" may not add a program: only the owner of the hub may, '
-                "with dragoman servers add or in the console; a server with a url can be added"
-            )
+        _require_owner(request.caller)
         command = [_parse_text(given, "command"), *_parse_words(given, "args")]
         sandbox = given.get("sandbox", "")
         if not isinstance(sandbox, str):
@@ -124,19 +126,24 @@ class ServersApi:
         if "$" in PLAIN_REFERENCE.sub("", text):
             raise InvalidInput('use "$" only in references such as ${VARIABLE}')
 
-    @admin_route("DELETE /api/mcp/servers/{name}", "Remove a server from config.toml", (404, 500))
+    @admin_route(
+        REGISTRY, "DELETE /api/mcp/servers/{name}", "Remove a server from config.toml", (404, 500)
+    )
     async def _remove(self, request: ApiRequest) -> ApiResponse:
         name = request.names[0]
         with record_action(self._audit, "server.remove", name, request.principal):
             return build_response(await self._editing.remove(name))
 
     @admin_route(
+        REGISTRY,
         "POST /api/demo",
         "Install the demo, as dragoman demo add: two agents and a server",
         (500,),
         body=None,
     )
     async def _add_demo(self, request: ApiRequest) -> ApiResponse:
+        if request.caller.kind != LOCAL.kind:  # the programs are the hub's own
+            _require_owner(request.caller)
         with record_action(self._audit, "demo.add", "demo", request.principal):
             return build_response(await self._editing.add_demo())
 
@@ -179,3 +186,12 @@ def _parse_headers(given: Mapping[str, Any]) -> Mapping[str, str]:
                 "into the file env in the home"
             )
     return value
+
+
+def _require_owner(caller: Principal) -> None:
+    """To add a program means to run anything as the user of the hub: no right includes that."""
+    if caller.kind != OWNER.kind:
+        raise AuthorizationError(
+            f'"{caller.label}" may not add a program: only the owner of the hub may, with dragoman '
+            "servers add or in the console; a server with a url can be added"
+        )

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from dragoman.core.scopes import REGISTRY
 from dragoman.web.api import ApiRequest, ApiResponse, build_response
 from dragoman.web.openapi import admin_route
 
@@ -14,7 +15,7 @@ from dragoman.web.openapi import admin_route
 class SkillsApi:
     _describe: Callable[[], list[dict[str, Any]]]
 
-    @admin_route("GET /api/skills", "The installed skills: state, tools, findings")
+    @admin_route(REGISTRY, "GET /api/skills", "The installed skills: state, tools, findings")
     async def _list(self, request: ApiRequest) -> ApiResponse:
         found = self._describe()
         return build_response({"skills": found, "total": len(found)})

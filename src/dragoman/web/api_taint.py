@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from dragoman.core.errors import InvalidInput
 from dragoman.core.principal import Principal
+from dragoman.core.scopes import POLICIES
 from dragoman.web.api import ApiRequest, ApiResponse, build_response, parse_object
 from dragoman.web.openapi import admin_route, route
 from dragoman.web.openapi_schemas import TEXT
@@ -37,6 +38,7 @@ class TaintApi:
         return build_response({**self._taint.describe_rules(), "tools": tools})
 
     @admin_route(
+        POLICIES,
         "GET /api/taint/stored", "Labels of stored data; ?prefix= of their keys",
         query={"prefix": TEXT},
     )  # fmt: skip
@@ -45,6 +47,7 @@ class TaintApi:
         return build_response({"stored": found, "total": len(found)})
 
     @admin_route(
+        POLICIES,
         "POST /api/taint/declassify",
         "Remove labels of stored data: {key, why, label?}",
         (404, 500),

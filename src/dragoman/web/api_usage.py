@@ -8,7 +8,7 @@ from typing import Any
 
 from dragoman.core.errors import InvalidInput
 from dragoman.core.hub import Hub
-from dragoman.core.ports import ADMIN
+from dragoman.core.scopes import USERS
 from dragoman.core.usage import UsageStore
 from dragoman.web.api import ApiRequest, ApiResponse, build_response
 from dragoman.web.openapi import route
@@ -38,7 +38,7 @@ class UsageApi:
             raise InvalidInput(f'by must be of {", ".join(GROUPS)}, not "{wrong[0][:100]}"')
         only = {name: query[name] for name in GROUPS if name in query}
         # An administrator sees all of it, other principals what they have caused.
-        if not self._hub.authorizer.decide_action(request.caller, ADMIN).allowed:
+        if not self._hub.authorizer.decide_action(request.caller, USERS).allowed:
             only["origin"] = request.caller.label
         days = _parse_days(query.get("days", "30"))
         found = self._usage.summarize(by, time.time() - days * DAY, only)

@@ -8,11 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from dragoman.core.access import require_scope
 from dragoman.core.background import Work
 from dragoman.core.errors import HubError, InvalidInput
 from dragoman.core.principal import Principal
 from dragoman.core.rate_limiter import TOOL_CALL
 from dragoman.core.runs import DECISIONS, RUN_STATES
+from dragoman.core.scopes import WORKFLOWS
 from dragoman.web.api import (
     ApiRequest,
     ApiResponse,
@@ -22,7 +24,7 @@ from dragoman.web.api import (
 )
 from dragoman.web.app import PathMount
 from dragoman.web.events import EventStreams, send_reply
-from dragoman.web.openapi import admin_route, route
+from dragoman.web.openapi import RUN_EVENTS, admin_route, route
 from dragoman.web.openapi_schemas import TEXT
 from dragoman.wire.http import HttpRequest
 from dragoman.wire.json import encode
@@ -91,6 +93,7 @@ class WorkflowsApi:
         return build_response({"workflows": found, "total": len(found)})
 
     @admin_route(
+        WORKFLOWS,
         "POST /api/workflows",
         "Create or replace a workflow",
         (400,),
@@ -121,7 +124,9 @@ class WorkflowsApi:
     async def _get(self, request: ApiRequest) -> ApiResponse:
         return build_response(self._port.describe(request.caller, request.names[0]))
 
-    @admin_route("DELETE /api/workflows/{name}", "Delete a workflow; its runs finish", (404,))
+    @admin_route(
+        WORKFLOWS, "DELETE /api/workflows/{name}", "Delete a workflow; its runs finish", (404,)
+    )
     async def _delete(self, request: ApiRequest) -> ApiResponse:
         self._port.remove(request.caller, request.names[0])
         return build_response({"name": request.names[0], "deleted": True})
@@ -218,6 +223,7 @@ def build_run_events(port: WorkflowsPort, streams: EventStreams) -> RunEventsMou
         match = _EVENTS.fullmatch(request.path)
         assert match is not None
         try:
+            require_scope(principal, RUN_EVENTS.right)
             await port.may_watch(principal, match[1])
         except HubError as error:
             return send_reply(request, response_from_error(error))

@@ -11,13 +11,14 @@ from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dragoman.core.access import TokenRejected
+from dragoman.core.access import TokenRejected, build_missing_scope
 from dragoman.core.background import Work, start_task
 from dragoman.core.call import Artifact, Progress, TaskStarted, ToolStep, Update
 from dragoman.core.errors import HubError, RateLimited
 from dragoman.core.ports import RateLimiter
 from dragoman.core.principal import USER, Principal
 from dragoman.core.rate_limiter import check_address, limit_address
+from dragoman.core.scopes import CALL, LIST
 from dragoman.web.api import NO_SNIFF, Api, ApiResponse, build_error, response_from_error
 from dragoman.web.auth import AllowedNames, Authenticator, Found
 from dragoman.web.http import decompression
@@ -177,6 +178,8 @@ class TcpApp:
                 principal = None  # sees what everyone sees
             else:
                 refusal = self._refuse_scopes(request, missing)
+        if principal is not None and CALL not in principal.rights:
+            refusal = self._limit_scopes(request, principal, refusal)
         request.principal, limiter = principal, self._api.limiter
         if principal is None:
             if refusal is None and request.path not in PROBES:
@@ -242,6 +245,22 @@ class TcpApp:
         self._note_failed(request.address)
         challenge = self.metadata.build_challenge(request, "invalid_token", why)
         return self._charge_address(request, build_error(401, why, challenge))
+
+    def _limit_scopes(
+        self, request: ServerRequest, principal: Principal, refusal: Charged
+    ) -> Charged:
+        """Prepares the response to a call of a principal that may make none; refuses the endpoints
+        of protocols to one that may not even list. The API knows what its operations need."""
+        missing = build_missing_scope(principal, CALL, f"{request.method} {request.path}")
+        challenge = self.metadata.build_challenge(
+            request, "insufficient_scope", str(missing), missing.scope
+        )
+        request.scope_challenge = challenge
+        path = request.path
+        is_exempt = path in (*PROBES, "/", "/metrics") or path.startswith(("/api/", "/openapi"))
+        if refusal is not None or LIST in principal.rights or is_exempt or self._is_open(path):
+            return refusal
+        return build_error(403, str(missing), challenge, kind=missing.kind, scope=missing.scope)
 
     def _refuse_scopes(self, request: ServerRequest, required: Sequence[str]) -> ApiResponse:
         why = f"the access token needs the scopes: {' '.join(required)}"

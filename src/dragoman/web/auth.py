@@ -13,12 +13,13 @@ from urllib.parse import urlsplit
 
 from dragoman.core.access import HUB_PREFIXES
 from dragoman.core.principal import Principal
+from dragoman.core.scopes import EVERY_SCOPE
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 FindKey = Callable[[str], Principal | None]
 """Finds the principal of a valid key of `dragoman keys`."""
-API_KEY = Principal("key", "api_key", roles=("owner",))
+API_KEY = Principal("key", "api_key", roles=("owner",), scopes=EVERY_SCOPE)
 """The principal of the key in the configuration."""
 
 

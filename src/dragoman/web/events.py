@@ -16,7 +16,7 @@ from time import monotonic, time
 from typing import Any
 
 from dragoman.core import errors
-from dragoman.core.access import WhyEnded
+from dragoman.core.access import WhyEnded, require_scope
 from dragoman.core.bus import End
 from dragoman.core.call import Call
 from dragoman.core.event_payloads import EVENT_NAMES, redact_event, render_event
@@ -31,15 +31,16 @@ from dragoman.core.events import (
     VerbError,
 )
 from dragoman.core.hub import Hub
-from dragoman.core.ports import ADMIN, APPROVE
 from dragoman.core.principal import Principal
 from dragoman.core.rate_limiter import REQUEST
 from dragoman.core.redaction import render_name, shorten
+from dragoman.core.scopes import APPROVE, USERS
 from dragoman.core.tool import Nowhere, Tool
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.core.tool_identity import BUILTIN
 from dragoman.web.activity import ACTIVITY, ActivityCounter
 from dragoman.web.api import NO_SNIFF, ApiResponse, build_error, decode_query, response_from_error
+from dragoman.web.openapi import EVENTS
 from dragoman.wire import sse
 from dragoman.wire.http import HttpRequest
 from dragoman.wire.json import encode
@@ -146,7 +147,7 @@ class ApiEventStream:
     def is_admin(self) -> bool:
         if self._version != self._hub.authorizer.version:
             self._version = self._hub.authorizer.version
-            self._admin = self._hub.authorizer.decide_action(self.principal, ADMIN).allowed
+            self._admin = self._hub.authorizer.decide_action(self.principal, USERS).allowed
         return self._admin
 
     @property
@@ -271,6 +272,7 @@ class EventStreams:
             charged = self._hub.limiter.charge(principal, REQUEST, "GET /api/events")
             if charged is not None:
                 await charged
+            require_scope(principal, EVENTS.right)
             stream = self._open_stream(request, principal, run)
             last = _parse_last_id(request.fields.get(b"last-event-id"))
         except errors.HubError as error:
@@ -296,7 +298,7 @@ class EventStreams:
             raise errors.InvalidInput("invalid Accept header: only text/event-stream is available")
         if self._closed:
             raise errors.ShuttingDown("the hub is shutting down")
-        is_admin = self._hub.authorizer.decide_action(principal, ADMIN).allowed
+        is_admin = self._hub.authorizer.decide_action(principal, USERS).allowed
         most = MAX_EACH_ADMIN if is_admin else MAX_EACH
         if len(self._streams) >= MAX_STREAMS or self._each[principal] >= most:
             raise errors.Overloaded(
@@ -312,7 +314,7 @@ class EventStreams:
         if args == "1" and not stream.is_admin:
             raise errors.AuthorizationError(
                 f'"{principal.label}" may not read arguments: that needs a policy that permits '
-                'the action "admin"; omit args=1'
+                'the action "users"; omit args=1'
             )
         return stream
 

@@ -23,6 +23,7 @@ from dragoman.core.cluster import OwnedElsewhere, prepay
 from dragoman.core.errors import HubError, Overloaded, StorageFailed, TargetFailed, Unreachable
 from dragoman.core.principal import LOCAL, Principal
 from dragoman.web.api import build_error
+from dragoman.web.auth import API_KEY
 from dragoman.web.http.connection_limits import BODY_BYTES
 from dragoman.web.http.http1 import HEAD_BYTES, AdmitLater, Application
 from dragoman.web.http.request import Headers, ServerRequest
@@ -780,7 +781,8 @@ def _parse_principal(found: dict[str, Any] | None) -> Principal | None:
     known = {name: found[name] for name in _PRINCIPAL if name in found}
     for name in ("roles", "scopes"):
         known[name] = tuple(known.get(name, ()))
-    return Principal(**known)
+    principal = Principal(**known)
+    return API_KEY if principal == API_KEY else principal  # earlier versions send it without scopes
 
 
 _PRINCIPAL = ("kind", "id", "org", "roles", "scopes", "behalf", "serves", "credential", "view")

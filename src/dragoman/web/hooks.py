@@ -38,7 +38,7 @@ class WebhookEndpoint:
         self._find = find
         self._clock = clock
         self._rejected = Budgets(ADDRESS_SCOPE, "", rate, MAX_ADDRESSES)
-        """How many requests each address has sent that nobody had signed."""
+        """How many requests without a valid signature each address has sent."""
 
     @property
     def mount(self) -> PathMount:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from dragoman import __version__
 from dragoman.core.rate_limiter import REQUEST
+from dragoman.core.scopes import CALL, LIST
 from dragoman.web.http.connection_limits import BODY_BYTES
 from dragoman.web.openapi_schemas import SCHEMAS, TEXT, Schema
 
@@ -33,8 +34,9 @@ class Operation:
     """The schema of the body; None if there is none."""
     answer: str | None = "Object"
     """The schema of the response; None for plain text."""
-    admin: bool = False
-    """Whether the API refuses principals without the action `admin`."""
+    right: str = ""
+    """What the API requires of the principal (`core.scopes`): a scope, and for a part of the
+    administration a policy that permits it. Empty: nothing but a principal, or not even that."""
     calls: bool = False
     """Whether it makes a call, which the pipeline charges."""
     query: Mapping[str, Schema] = field(default_factory=dict)
@@ -59,6 +61,7 @@ EVENTS = Operation(
     "Live events as server-sent events",
     (403,),
     answer=None,
+    right=LIST,
     query={
         "phase": TEXT,
         "verb": TEXT,
@@ -74,8 +77,9 @@ RUN_EVENTS = Operation(
     "GET",
     "/api/runs/{name}/events",
     "Live events of one run of a workflow as server-sent events",
-    (404,),
+    (403, 404),
     answer=None,
+    right=LIST,
     media=("text/event-stream",),
 )
 """Both are served by a stream that is mounted beside the API."""
@@ -87,7 +91,7 @@ def route(
     errors: tuple[int, ...] = (),
     body: str | None = "Object",
     answer: str | None = "Object",
-    admin: bool = False,
+    right: str | None = None,
     calls: bool = False,
     query: Mapping[str, Schema] = NO_PARAMETERS,
     needs: tuple[str, ...] = (),
@@ -96,9 +100,13 @@ def route(
     body_bytes: int = BODY_BYTES,
 ) -> Callable[[Handler], Handler]:
     """Marks a method as the handler of `where`, a method and a path. Only POST and PATCH have a
-    `body`."""
+    `body`. `right` is what it needs; by default `list` if it only reads, otherwise `call`."""
     method, path = where.split(" ")
     schema = body if method in ("POST", "PATCH") else None
+    if right is None:
+        right = LIST if method == "GET" else CALL
+    if right and 403 not in errors:
+        errors = (*errors, 403)
     operation = Operation(
         method,
         path,
@@ -106,7 +114,7 @@ def route(
         errors,
         schema,
         answer,
-        admin,
+        right,
         calls,
         query,
         needs,
@@ -123,6 +131,7 @@ def route(
 
 
 def admin_route(
+    right: str,
     where: str,
     summary: str,
     errors: tuple[int, ...] = (),
@@ -132,13 +141,14 @@ def admin_route(
     charge: str = REQUEST,
     body_bytes: int = BODY_BYTES,
 ) -> Callable[[Handler], Handler]:
-    """Like `route`, for a handler that only administrators reach: the API refuses others."""
+    """Like `route`, for a handler that only administrators with that right reach: the API refuses
+    others."""
     return route(
         where,
         summary,
-        (*errors, 403),
+        errors,
         body,
-        admin=True,
+        right=right,
         query=query,
         needs=needs,
         charge=charge,
@@ -186,6 +196,8 @@ def _describe(operation: Operation) -> dict[str, Any]:
     described: dict[str, Any] = {"summary": operation.summary, "responses": responses}
     if is_public:
         described["security"] = []
+    elif operation.right:  # OpenAPI 3.1: for other types than OAuth, names of roles
+        described["security"] = [{"key": [operation.right]}]
     parameters = [
         {"name": name, "in": "query", "required": name in operation.needs, "schema": schema}
         for name, schema in operation.query.items()

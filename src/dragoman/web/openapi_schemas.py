@@ -112,6 +112,12 @@ SCHEMAS: Mapping[str, Schema] = {
         **_build_object(
             (),
             arguments={"type": "object"},
+            idempotencyKey={
+                "type": "string",
+                "minLength": 1,
+                "maxLength": 200,
+                "description": "Calls with another key are other calls; see approvals.",
+            },
             **_QUESTIONS,
         ),
         "dependentRequired": {"answers": ["handle"], "handle": ["answers"]},

@@ -79,18 +79,22 @@ class ResourceMetadata:
             self._reply(request, 200, found)
 
     def build_challenge(
-        self, request: HttpRequest, error: str = "", why: str = ""
+        self, request: HttpRequest, error: str = "", why: str = "", scope: str = ""
     ) -> tuple[bytes, bytes]:
-        """Builds `WWW-Authenticate`, which tells a client where to get a token and for what."""
+        """Builds `WWW-Authenticate`, which tells a client where to get a token and for what;
+        `scope` is one that its credential does not have."""
         parts = ['realm="dragoman"']
         if error:
             parts.append(f'error="{error}"')
         if why:
             parts.append(f'error_description="{_UNQUOTABLE.sub("?", why)}"')
-        base = self._find_base(request)
-        if self.list_issuers(base):
-            if scopes := self._list_required_scopes():
-                parts.append(f'scope="{" ".join(scopes)}"')
+        base, issuers = self._find_base(request), self.list_issuers(self._find_base(request))
+        scopes = self._list_required_scopes() if issuers else ()
+        if scope:
+            scopes = list(dict.fromkeys((*scopes, scope)))
+        if scopes:
+            parts.append(f'scope="{" ".join(scopes)}"')
+        if issuers:
             parts.append(f'resource_metadata="{base}{WELL_KNOWN}{self._find_resource(request)}"')
         return b"www-authenticate", f"Bearer {', '.join(parts)}".encode("ascii", "replace")
 

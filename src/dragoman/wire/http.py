@@ -125,6 +125,8 @@ class HttpRequest(Protocol):
     fields: dict[bytes, bytes]
     """The headers, names in lower case."""
     body: bytes
+    scope_challenge: tuple[bytes, bytes] | None
+    """The header of a response that its credential may not be used for calls; None if it may."""
 
     @property
     def address(self) -> str:

@@ -47,6 +47,8 @@ class EncodedError(bytes):
     retry_after: float = 0.0
     """Seconds after which a request that was refused for its rate can be sent again; 0.0 for other
     errors."""
+    missing_scope: str = ""
+    """The scope that the credential of the request does not have; empty for other errors."""
 
 
 def encode_error(id: Id, code: int, message: str, data: Any = None) -> EncodedError:

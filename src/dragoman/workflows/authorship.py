@@ -13,8 +13,8 @@ from dragoman.core.secret_rules import Author, SecretUse
 from dragoman.workflows.model import Workflow
 from dragoman.workflows.yaml_reader import Problem
 
-MARK = "# Written by the API"
-_MARKED_LINE = f"{MARK}: [secrets] allow says what it may read. Remove this line if it is yours."
+MARK = "# Written by the API: [secrets] allow says what it may read."
+_MARKED_LINE = f"{MARK} Remove this line if it is yours."
 
 CheckReference = Callable[[str, SecretUse], None]
 """Raises `InvalidInput` for a reference that its author may not use."""

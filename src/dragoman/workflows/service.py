@@ -33,7 +33,7 @@ from dragoman.core.errors import (
 from dragoman.core.events import ApprovalDecided
 from dragoman.core.hub import Hub
 from dragoman.core.logs import STORAGE_OUTAGE
-from dragoman.core.ports import ADMIN, AuditLog
+from dragoman.core.ports import AuditLog
 from dragoman.core.principal import Principal
 from dragoman.core.runs import (
     APPROVAL,
@@ -50,6 +50,7 @@ from dragoman.core.runs import (
     build_awaited,
     record_principal,
 )
+from dragoman.core.scopes import WORKFLOWS
 from dragoman.core.structs import Struct, replace
 from dragoman.core.taint import NO_ORIGINS, Origins
 from dragoman.core.tool import Tool
@@ -361,7 +362,7 @@ class RunService:
         return self._runner.follow(id)
 
     def _is_admin(self, principal: Principal) -> bool:
-        return self._hub.authorizer.decide_action(principal, ADMIN).allowed
+        return self._hub.authorizer.decide_action(principal, WORKFLOWS).allowed
 
     # --- what others decide ----------------------------------------------------------------------
 

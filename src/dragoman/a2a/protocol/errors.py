@@ -93,6 +93,8 @@ class A2aError(Exception):
         self.violations: list[tuple[str, str]] = list(violations)
         """The invalid fields of the request, each with a description."""
         self.metadata: dict[str, str] = dict(metadata or {})
+        self.missing_scope = ""
+        """The scope that the credential of the request does not have."""
         self.retry_after = 0.0
         """Seconds after which a request that was refused for its rate can be sent again."""
 
@@ -117,6 +119,7 @@ REASONS_BY_ERROR: Mapping[type[HubError], str] = {
     # A task of another principal is answered as not found (section 13.1).
     hub_errors.NotFound: TASK_NOT_FOUND,
     hub_errors.InvalidInput: INVALID_PARAMS,
+    hub_errors.StorageFailed: UNAVAILABLE,  # nothing was begun
     hub_errors.Unreachable: UNAVAILABLE,
     hub_errors.BadReply: INVALID_AGENT_RESPONSE,
     hub_errors.NeedsInput: UNSUPPORTED_OPERATION,
@@ -141,6 +144,11 @@ def error_from_hub(error: HubError) -> A2aError:
         limited = A2aError(reason, words, metadata=metadata)
         limited.retry_after = error.retry_after
         return limited
+    if isinstance(error, hub_errors.InsufficientScope):
+        metadata["scope"] = error.scope
+        refused = A2aError(reason, words, metadata=metadata)
+        refused.missing_scope = error.scope
+        return refused
     return A2aError(reason, words, metadata=metadata)
 
 

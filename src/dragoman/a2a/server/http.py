@@ -117,6 +117,15 @@ class Exchange:
     def write_error(self, error: A2aError) -> None:
         raise NotImplementedError
 
+    def add_headers(
+        self, headers: list[tuple[bytes, bytes]], error: A2aError
+    ) -> list[tuple[bytes, bytes]]:
+        """Adds what the response to that error has."""
+        if error.retry_after:
+            return [*headers, build_retry_after(error.retry_after)]
+        challenge = self.request.scope_challenge if error.missing_scope else None
+        return headers if challenge is None else [*headers, challenge]
+
 
 class JsonRpcExchange(Exchange):
     __slots__ = ("id", "is_notification")
@@ -167,11 +176,16 @@ class JsonRpcExchange(Exchange):
         shown = self.dialect.render_error(error)
         body = encode({"jsonrpc": "2.0", "id": self.id, "error": shown})
         request = self.request
-        as_event = self.dialect.TRAITS.streams_errors and self.op in operations.STREAMING
+        as_event = (
+            not error.missing_scope
+            and self.dialect.TRAITS.streams_errors
+            and self.op in operations.STREAMING
+        )
         if as_event and b"text/event-stream" in request.fields.get(b"accept", b"").lower():
-            request.reply(200, _add_retry_after(SSE_HEADERS, error), sse.encode_event(body))
+            request.reply(200, self.add_headers(SSE_HEADERS, error), sse.encode_event(body))
         else:
-            request.reply(200, _add_retry_after(JSON_HEADERS, error), body)
+            status = 403 if error.missing_scope else 200
+            request.reply(status, self.add_headers(JSON_HEADERS, error), body)
 
 
 class RestExchange(Exchange):
@@ -216,7 +230,7 @@ class RestExchange(Exchange):
 
     def write_error(self, error: A2aError) -> None:
         status, out = self.rest.render_rest_error(error)
-        self.request.reply(status, _add_retry_after(self.headers, error), encode(out))
+        self.request.reply(status, self.add_headers(self.headers, error), encode(out))
 
 
 class LegacyExchange(Exchange):
@@ -251,13 +265,7 @@ class LegacyExchange(Exchange):
     def write_error(self, error: A2aError) -> None:
         render = http_v01.render_failure if self.legacy is None else self.legacy.render_failure
         status, out = render(error)
-        self.request.reply(status, _add_retry_after(JSON_HEADERS, error), encode(out))
-
-
-def _add_retry_after(
-    headers: list[tuple[bytes, bytes]], error: A2aError
-) -> list[tuple[bytes, bytes]]:
-    return [*headers, build_retry_after(error.retry_after)] if error.retry_after else headers
+        self.request.reply(status, self.add_headers(JSON_HEADERS, error), encode(out))
 
 
 class A2aHttpTransport:

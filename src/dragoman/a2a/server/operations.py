@@ -27,12 +27,14 @@ from dragoman.a2a.server.send_message import MessageSender, Sent
 from dragoman.a2a.server.task import STATES, A2aTask, A2aTaskRegistry, render_task
 from dragoman.a2a.server.task_access import TaskAccess
 from dragoman.a2a.server.task_stream import TaskStream
-from dragoman.core.access import WhyEnded
+from dragoman.core.access import WhyEnded, require_scope
 from dragoman.core.call import NOTHING
 from dragoman.core.cluster import OwnedElsewhere, take_prepayment
+from dragoman.core.errors import StorageFailed
 from dragoman.core.hub import Hub
 from dragoman.core.principal import Principal
 from dragoman.core.rate_limiter import REQUEST
+from dragoman.core.scopes import CALL
 from dragoman.core.structs import replace
 from dragoman.core.task_registry import TAKEN_OVER
 from dragoman.core.tasks import WAITS, is_settled
@@ -121,6 +123,8 @@ class A2aServer:
         returns, so that a quick one has ended before the response is awaited."""
         if "tenant" in request:
             ctx = self._resolve_tenant(ctx, request["tenant"])
+        if op != operations.CARD:  # messages, tasks and their webhooks
+            require_scope(ctx.principal, CALL, op)
         if op == operations.SEND:
             return self._answer_message(request, self._sender.send(ctx, request, False))
         if op not in FREE and not take_prepayment():
@@ -188,8 +192,19 @@ class A2aServer:
         shown = {"task": render_task(task, configuration.get("historyLength"))}
         if self.tasks.unsaved > 1:  # others are about to be answered too: one save for all
             await asyncio.sleep(0)
-        self.tasks.flush()
+        self._store_begun()
         return shown
+
+    def _store_begun(self) -> None:
+        """Stores what has begun. Clients send again what is unavailable; this is not."""
+        try:
+            self.tasks.flush()
+        except StorageFailed as error:
+            raise A2aError(
+                errors.INTERNAL,
+                f"the message was taken, and its task cannot be stored: {error}",
+                metadata={"kind": error.kind},
+            ) from error
 
     def _take_direct_reply(self, task: A2aTask) -> Mapping[str, Any] | None:
         if task.error is None and (task.result is None or not task.result.direct):
@@ -198,6 +213,7 @@ class A2aServer:
 
     async def stream(self, ctx: RequestContext, request: Mapping[str, Any]) -> TaskStream:
         ctx = self._resolve_tenant(ctx, request.get("tenant", ""))
+        require_scope(ctx.principal, CALL, operations.STREAM)
         self._check_streams(ctx)
         sent = self._sender.send(ctx, request, True)
         task, mark = sent if isinstance(sent, tuple) else await sent
@@ -208,7 +224,7 @@ class A2aServer:
         _refuse_if_abandoned(task)
         if message := self._take_direct_reply(task):
             return self._track(ctx, TaskStream(None, 0, {"message": message}, 0.0))
-        self.tasks.flush()  # what cannot be stored is refused, rather than a stream that breaks off
+        self._store_begun()  # what cannot be stored is an error, and no stream that breaks off
         history = request.get("configuration", NOTHING).get("historyLength")
         if history is None and record.header.turn > 1 and mark == record.message_number:
             # The answer alone: google-adk shows the last message of the agent in a task that has

@@ -45,6 +45,7 @@ from dragoman.core.principal import Principal
 from dragoman.core.tasks import SUBMITTED, WAITS, WORKING, Task
 from dragoman.core.tool import Tool
 from dragoman.core.tool_filter import EVERYTHING
+from dragoman.core.tool_identity import KEY_META
 from dragoman.core.trace import TraceContext, new_trace
 
 FEATURES: Mapping[str, Any] = {"elicitation": {"form": {}, "url": {}}}
@@ -446,6 +447,7 @@ class MessageSender:
             door="a2a",
             view=EVERYTHING,
             trace_context=record.trace_context,
+            meta=_build_meta(header.sends) if header.sends else None,
             message=origin,
             updates=updates,
             wanted_updates=WANTED,
@@ -477,6 +479,11 @@ class MessageSender:
 
 _NOT_STARTED = (errors.NotFound, errors.Refused, errors.AmbiguousName, errors.StorageFailed)
 """Errors of a call that has not reached its target."""
+
+
+def _build_meta(sends: dict[str, str]) -> Mapping[str, Any]:
+    """Passes the idempotency key of the last message on that had one."""
+    return {KEY_META: next(reversed(sends)).partition("\n")[2]}
 
 
 def _name_skill(request: Mapping[str, Any], skill: str) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from dragoman.stores.registry import DATABASE as REGISTRY
 from dragoman.stores.registry import RegistryStore
 from dragoman.stores.users import DATABASE as USERS
 from dragoman.stores.users import UsersDatabase, UserStore
+from dragoman.web.auth import API_KEY
 
 
 def principal_from_key(record: KeyRecord) -> Principal:
@@ -53,7 +54,7 @@ def list_principals(config: Config, records: Iterable[KeyRecord], now: float) ->
     if config.api_key is None and not keys:
         found.append(LOCAL)
     if config.api_key is not None:
-        found.append(Principal("key", "api_key", roles=("owner",)))
+        found.append(API_KEY)
     return found + [principal_from_key(key) for key in keys if key.get_state(now) == "active"]
 
 

@@ -211,6 +211,11 @@ _ACTIONS = {
     "task_cancel": "end tasks of {}",
     "approve": "approve calls of {}",
     "admin": "administer the hub",
+    "registry": "administer the hub's servers and agents",
+    "policies": "administer the hub's policies",
+    "workflows": "administer the hub's workflows",
+    "pins": "administer the hub's pins",
+    "users": "administer the hub's keys and users",
 }
 
 

@@ -36,8 +36,9 @@ from dragoman.core.bus import Bus
 from dragoman.core.catalog import Catalog
 from dragoman.core.errors import ConfigError, InvalidInput, Overloaded, ShuttingDown, StorageFailed
 from dragoman.core.events import PolicyChanged
-from dragoman.core.ports import ADMIN, AuditLog
+from dragoman.core.ports import ADMIN_ACTIONS, AuditLog
 from dragoman.core.principal import Principal
+from dragoman.core.scopes import POLICIES
 from dragoman.core.tool import Nowhere, TargetFacts, Tool
 from dragoman.policy import loader, queries
 from dragoman.policy.engine import PolicyEngine
@@ -137,6 +138,9 @@ class PolicyService:
         self._author = FILES
         """Who makes the change that is being reloaded."""
         self._changing = asyncio.Lock()
+        self._checking = asyncio.Lock()
+        """One question about policies is computed at a time: threads that compute slow down the
+        event loop."""
         self._background = Background("policy administration")
         self._is_replaying = False
         self._is_closed = False
@@ -241,10 +245,10 @@ class PolicyService:
             if checked.policy_set is None:
                 return render_checked(checked)
             draft = self.engine.copy_with(checked.policy_set)
-            if not change.force and not draft.decide_action(by, ADMIN).allowed:
+            if not change.force and not draft.decide_action(by, POLICIES).allowed:
                 raise InvalidInput(
-                    f'no policy would permit "{by.label}" the action "admin" any more, and it '
-                    'could not undo the change here; send "force" to make it anyway'
+                    f'no policy would permit "{by.label}" the action "policies" or "admin" any '
+                    'more, and it could not undo the change here; send "force" to make it anyway'
                 )
             self._author = by.label
             try:
@@ -260,7 +264,8 @@ class PolicyService:
 
     async def _check_texts(self, texts: Mapping[str, str]) -> CheckedPolicies:
         known = self._known_ids.refresh()
-        return await asyncio.to_thread(loader.check_texts, texts, known)
+        async with self._checking:
+            return await asyncio.to_thread(loader.check_texts, texts, known)
 
     # --- answers ---------------------------------------------------------------------------------
 
@@ -306,9 +311,10 @@ class PolicyService:
 
     async def test(self, texts: Mapping[str, str] | None) -> dict[str, Any]:
         texts = self.folder.read_texts() if texts is None else texts
-        return await asyncio.to_thread(run_tests, texts)
+        async with self._checking:
+            return await asyncio.to_thread(run_tests, texts)
 
-    def explain(
+    async def explain(
         self,
         principal: str,
         tool: str,
@@ -317,9 +323,14 @@ class PolicyService:
         roles: tuple[str, ...] | None,
     ) -> dict[str, Any]:
         caller = self._find_principal(principal, roles)
-        on = None if action == ADMIN else self._get_tool(tool)
+        on = None if action in ADMIN_ACTIONS else self._get_tool(tool)
         try:
-            found = queries.explain(self.engine, caller, action or CALL, on, context)
+            async with self._checking:
+                # A copy: the caches of an engine are for one thread.
+                copy = self.engine.copy_with(self.engine.policy_set)
+                found = await asyncio.to_thread(
+                    queries.explain, copy, caller, action or CALL, on, context
+                )
         except LookupError as error:
             raise InvalidInput(f"invalid question: {error}") from None
         listed = self.engine.can_see(caller, on, "api") if on is not None else None
@@ -338,10 +349,13 @@ class PolicyService:
         known = self._known_ids
         return find_principal(name, known.list_principals(), roles, known.find_user)
 
-    def who_can(self, tool: str) -> dict[str, Any]:
+    async def who_can(self, tool: str) -> dict[str, Any]:
         on = self._get_tool(tool)
         callers = self._known_ids.list_principals()
-        rows = queries.list_who_can(self.engine, on, callers)
+        rows: list[dict[str, Any]] = []
+        for begin in range(0, len(callers), BATCH):
+            rows += queries.list_who_can(self.engine, on, callers[begin : begin + BATCH])
+            await asyncio.sleep(0)  # lets calls proceed
         verdicts = [
             {**render_verdict(row["caller"], row), "agent": caller.serves}
             for caller, row in zip(callers, rows, strict=True)

@@ -34,6 +34,8 @@ MAX_EVENT_BYTES = 64 * 1024 * 1024
 ANSWER_SECONDS = 30.0
 START_SECONDS = 60.0
 RESTART_SECONDS = 60.0
+WAITING_SECONDS = 2.0
+"""How long a command waits for what a hub says that may wait for its database."""
 CONNECT_SECONDS = 10.0
 """How long a command waits for servers that a running hub is still connecting to."""
 
@@ -385,6 +387,20 @@ def find_running_hub(place: str) -> home.DaemonRecord | None:
         return None
     found[0].close()
     return found[1]
+
+
+def find_waiting_hub(place: str) -> tuple[home.DaemonRecord, str] | None:
+    """Finds a hub that waits for its database before it serves, and what it says."""
+    daemon = home.read_daemon(place)
+    if daemon is None or not home.is_locked(place):
+        return None
+    try:
+        request_json(daemon.socket, "GET", "/readyz", None, WAITING_SECONDS)
+    except HubProblem as problem:
+        return daemon, problem.message
+    except HubUnavailable:
+        pass
+    return None
 
 
 def connect_running(place: str) -> HubClient | None:

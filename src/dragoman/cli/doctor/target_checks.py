@@ -371,3 +371,30 @@ def check_target_keys(found: DoctorContext) -> Iterator[Finding]:
             said = f'key "{record.name}" is for the unknown server or agent "{record.target}"'
             fix = f"dragoman keys revoke {record.name}, and create one for the right name"
             yield Finding("keys", "warning", clean(said), fix)
+
+
+def check_scopes(found: DoctorContext) -> Iterator[Finding]:
+    """Checks for keys that lack a scope for what the policies permit, and for servers whose
+    processes the policies permit to call."""
+    if found.config is None or not found.home.is_dir():
+        return
+    from dragoman.app.scope_reports import build_engine, find_lost_scopes, list_callers
+    from dragoman.app.store_place import has_store
+    from dragoman.policy.loader import load_policies
+    from dragoman.stores.keys import KeyStore
+
+    try:
+        engine = build_engine(load_policies(found.home / found.config.policy.folder))
+    except HubError:
+        return  # `check_policies` says why
+    with found.open_place() as place:
+        if has_store(place, "hub.db"):
+            with closing(KeyStore(place)) as store:
+                records = store.list()
+            for lost in find_lost_scopes(records, engine):
+                yield Finding("scopes", "warning", clean(str(lost)), clean(lost.fix))
+    callers = list_callers([server.name for server in found.config.mcp_servers], engine)
+    if callers:
+        said = f"the policies permit processes of servers to call others: {', '.join(callers)}"
+        fix = 'name those that need it; see "Servers that call" in docs/policies.md'
+        yield Finding("policies", "warning", clean(said), fix)

@@ -12,7 +12,6 @@ import msgspec
 from dragoman.core.bus import Bus
 from dragoman.core.catalog import Catalog
 from dragoman.core.events import ClientGone, RootsChanged
-from dragoman.core.nearest_names import find_nearest
 from dragoman.core.ports import Viewer
 from dragoman.core.secret_references import render_reference
 from dragoman.core.tool import PROMPT, TOOL, Tool
@@ -213,9 +212,6 @@ class UpstreamManager:
         if upstream is None:  # disabled
             return "" if any(entry.name == name for entry in self._entries) else None
         return upstream.stderr.read_text()
-
-    def find_nearest(self, name: str) -> str | None:
-        return find_nearest(name, self._running)
 
     def snapshot(self) -> dict[str, Any]:
         """Describes each server as `configured` and as `connected`, with the number of its tools or

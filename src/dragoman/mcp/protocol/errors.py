@@ -44,6 +44,8 @@ TABLE: dict[type[errors.HubError], ErrorRow] = {
     errors.Refused: ErrorRow(R2024),
     errors.Denied: ErrorRow(NEVER, legacy=-32003, modern=40300),
     errors.AuthorizationError: ErrorRow(R2607, legacy=-32003, bridge=True),
+    # Not for a model: its client can ask for another token.
+    errors.InsufficientScope: ErrorRow(NEVER, legacy=-32003, modern=40300),
     errors.ApprovalDenied: ErrorRow(R2024),
     errors.Overloaded: ErrorRow(NEVER, legacy=-32000, modern=42900),
     errors.ShuttingDown: ErrorRow(NEVER, legacy=-32000, modern=42900),
@@ -153,6 +155,11 @@ def encode_error(
         data["retryAfter"] = error.retry_after
         encoded = rpc.encode_error(id, code, render_message(error), data)
         encoded.retry_after = error.retry_after
+        return encoded
+    if isinstance(error, errors.InsufficientScope):
+        data["scope"] = error.scope
+        encoded = rpc.encode_error(id, code, render_message(error), data)
+        encoded.missing_scope = error.scope
         return encoded
     return rpc.encode_error(id, code, render_message(error), data)
 

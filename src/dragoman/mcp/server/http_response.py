@@ -120,8 +120,11 @@ class HttpResponder(msgspec.Struct, eq=False):
                 self.request.reply(202, headers or [], b"")
                 return
             status = find_status(answer, self.client.revision)
-            if isinstance(answer, rpc.EncodedError) and answer.retry_after:
-                headers = [*(headers or ()), build_retry_after(answer.retry_after)]
+            if isinstance(answer, rpc.EncodedError):
+                if answer.retry_after:
+                    headers = [*(headers or ()), build_retry_after(answer.retry_after)]
+                elif answer.missing_scope and self.request.scope_challenge is not None:
+                    headers = [*(headers or ()), self.request.scope_challenge]
             if self.accepted.json or status != 200:
                 send_json(self.request, status, answer, headers)
                 return
@@ -169,6 +172,8 @@ def find_status(answer: bytes, revision: Revision) -> int:
         return 200
     if answer.code == rpc.INVALID_REQUEST:
         return 400
+    if answer.missing_scope:
+        return 403  # at every revision, as for a token without the scopes that all need
     if not revision.has_error_statuses:
         return 200
     if answer.retry_after:

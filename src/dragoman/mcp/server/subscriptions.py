@@ -20,9 +20,9 @@ from dragoman.core import events
 from dragoman.core.background import Background, resolve
 from dragoman.core.errors import HubError, Overloaded, ShuttingDown
 from dragoman.core.hub import CallOptions, Hub
-from dragoman.core.ports import ADMIN
 from dragoman.core.principal import Principal
 from dragoman.core.resource_uris import MAX_URI, TOO_LONG
+from dragoman.core.scopes import REGISTRY
 from dragoman.core.tool import PROMPT, RESOURCE, SUBSCRIPTION, TEMPLATE, TOOL, Tool
 from dragoman.core.tool_filter import View
 from dragoman.core.urls import render_uri
@@ -535,7 +535,7 @@ class Subscriptions:
                 client.notify(message)
 
     def _may_read_log(self, server: str, client: ClientState) -> bool:
-        if not self._hub.authorizer.decide_action(client.principal, ADMIN).allowed:
+        if not self._hub.authorizer.decide_action(client.principal, REGISTRY).allowed:
             return False
         return any(self._sees_any(kind, [server], client) for kind in self._hub.catalogs)
 

@@ -8,6 +8,7 @@ import html
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from dragoman.core.scopes import MEANINGS
 from dragoman.core.users import GrantRecord
 
 Header = tuple[bytes, bytes]
@@ -32,9 +33,6 @@ strong{overflow-wrap:anywhere}
 hr{border:0;border-top:1px solid #8884;margin:1.5rem 0}
 """
 _STYLE_HASH = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
-
-SCOPES = {"call": "use the tools and agents that you may use", "metrics": "read the metrics"}
-"""What a scope lets a client do, as users read it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +137,7 @@ def render_sign_in(
 
 def render_consent(view: ConsentView) -> Page:
     scopes = "".join(
-        f"<li>{_escape(SCOPES.get(scope, f'the scope {scope}'))}</li>" for scope in view.scopes
+        f"<li>{_escape(MEANINGS.get(scope, f'the scope {scope}'))}</li>" for scope in view.scopes
     )
     if view.vouched_by:
         source = f"Its name comes from <strong>{_escape(view.vouched_by)}</strong>."

@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import unquote_plus, urlencode, urlsplit
 
 from dragoman.core.errors import InvalidInput
+from dragoman.core.scopes import ADMIN, ADMIN_RIGHTS, APPROVE
 from dragoman.core.urls import parse_query
 from dragoman.wire.http import HttpRequest
 from dragoman.wire.json import encode
@@ -40,6 +41,10 @@ class OAuthError(Exception):
         super().__init__(message)
         self.error = error
         self.status = status
+
+
+_ONLY_IF_ASKED = frozenset((ADMIN, APPROVE, *ADMIN_RIGHTS))
+"""Scopes that no app gets without asking for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +109,14 @@ def check_authorization_request(
 
 
 def choose_scopes(asked: str, allowed: Sequence[str]) -> tuple[str, ...]:
-    """Returns the scopes of those asked for that the user has; all of them if none was asked for.
-    Unknown ones are ignored, as RFC 6749 section 3.3 permits."""
+    """Returns the scopes of those asked for that the user has; if none was asked for, all of them
+    but those by which others are affected, which an app has to ask for. Unknown ones are ignored,
+    as RFC 6749 section 3.3 permits."""
     scopes = asked.split()
     if not all(map(_SCOPE.fullmatch, scopes)):
         raise OAuthError("invalid_scope", "a scope has invalid characters")
     if not scopes or set(scopes) == {"offline_access"}:
-        return tuple(allowed)
+        scopes = [scope for scope in allowed if scope not in _ONLY_IF_ASKED]
     chosen = tuple(scope for scope in allowed if scope in scopes)
     if not chosen:
         raise OAuthError("invalid_scope", "you may use none of the scopes that the app asks for")

@@ -147,12 +147,6 @@ class HubLoginDesk:
             raise build_no_account(name)
         return account
 
-    def find_account(self, name: str) -> LoginAccount | None:
-        return self._accounts.get(name)
-
-    def list_accounts(self) -> list[LoginAccount]:
-        return list(self._accounts.values())
-
     def find_holder(self, account: LoginAccount, by: Principal, *, shared: bool = False) -> str:
         """Finds the holder that a principal logs in for. Raises `Denied`."""
         if shared or not account.is_per_user:

@@ -10,6 +10,7 @@ from typing import Any
 from dragoman.core.access import TokenRejected
 from dragoman.core.principal import USER, Principal
 from dragoman.core.safe_text import escape_line
+from dragoman.core.scopes import EVERY_SCOPE, has_hub_scope
 from dragoman.core.views import find_view_name
 from dragoman.oauth.server.config import ClaimRules
 
@@ -91,12 +92,16 @@ def build_principal(
     scopes: list[str] = []
     for path in _DEFAULT_SCOPES if rules.scopes_claim is None else (rules.scopes_claim,):
         scopes = scopes or find_words(claims, path)
+    scopes = [scope for scope in scopes[:MAX_WORDS] if _TEXT.fullmatch(scope)]
+    roles = _find_roles(rules, claims)
+    if not has_hub_scope(scopes):  # most providers know no scopes of the hub
+        scopes += EVERY_SCOPE if OWNER_ROLE in roles else rules.default_scopes
     return Principal(
         USER,
         _shorten(id),
         org,
-        roles=_find_roles(rules, claims),
-        scopes=tuple(one for one in scopes[:MAX_WORDS] if _TEXT.fullmatch(one)),
+        roles=roles,
+        scopes=tuple(scopes),
         behalf=owner if isinstance(owner, str) and _TEXT.fullmatch(owner) else subject,
         credential=credential,
         view=find_view_name(audiences),

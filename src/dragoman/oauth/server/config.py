@@ -94,6 +94,14 @@ class ClaimRules(Struct, frozen=True, kw_only=True):
             description="The claim with the scopes, a list or words. Default: `scope`, then `scp`."
         ),
     ] = None
+    default_scopes: Annotated[
+        list[Text],
+        Meta(
+            max_length=64,
+            description="The scopes of tokens that name none of the hub's own: `call`, `list`, "
+            "`approve`, `metrics`, `admin` and its parts. Those of an owner include all.",
+        ),
+    ] = field(default_factory=lambda: ["call"])
     leeway_secs: Annotated[
         float,
         Meta(ge=0, le=300, description="How far the clock of the issuer may differ, in seconds."),

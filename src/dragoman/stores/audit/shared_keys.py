@@ -36,10 +36,6 @@ class ChainKeys:
 
             self._cipher = AESGCM(hmac.digest(secret, PURPOSE, "sha256"))
 
-    @property
-    def are_shared(self) -> bool:
-        return self._cipher is not None
-
     def seal(self, id: str, key: bytes) -> bytes | None:
         if self._cipher is None:
             return None

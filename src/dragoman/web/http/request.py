@@ -49,6 +49,8 @@ class ServerRequest(msgspec.Struct, eq=False):
     """Headers of any response to it."""
     find_headers: Callable[[], Headers] | None = None
     """Finds more of them when the response is sent."""
+    scope_challenge: tuple[bytes, bytes] | None = None
+    """The header of a response that its credential may not be used for calls; None if it may."""
     principal: Principal | None = None
     refusal: Any = None
     """What the application decided by the head, for its own use."""
