@@ -150,6 +150,7 @@ class PostgresServer:
         self,
         url: str,
         limits: PostgresLimits | None = None,
+        setting: str = STORE_URL,
         *,
         create: bool = True,
         fence: Fence | None = None,
