@@ -9,7 +9,7 @@ from dragoman.core.nearest_names import MAX_KNOWN, MAX_NAME, find_nearest
 @pytest.mark.parametrize(
     ("name", "known", "nearest"),
     [
-        ("serch", ["search", "fetch", "read"], "search"),
+        ("searc", ["search", "fetch", "read"], "search"),
         ("read_fil", ["read_file", "read_files", "write_file"], "read_file"),
         ("zzz", ["search", "fetch"], None),
         ("", ["search"], None),

@@ -56,7 +56,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def cluster(log: Path) -> Iterator[Cluster]:
     servers = [server_entry("new", "sdk_server", "--era", "modern", "--log", log)]
-    with run_cluster(2, servers, env={"HOOK": HOOK_SECRET}) as running:
+    with run_cluster(2, servers, env={"DRAGOMAN_AGENT_HOOK": HOOK_SECRET}) as running:
         for hub in running.hubs:
             hub.wait_connected("new")
             for name, source in WORKFLOWS.items():
@@ -118,7 +118,7 @@ def test_each_occurrence_of_a_trigger_starts_one_run(cluster: Cluster) -> None:
     triggers = (
         "triggers:\n"
         "  - {type: schedule, every: 1m, catchUp: all}\n"
-        "  - {type: webhook, secret: env:HOOK}\n"
+        "  - {type: webhook, secret: env:DRAGOMAN_AGENT_HOOK}\n"
     )
     source = f"{triggers}steps:\n" + step("a", "add", "{a: 5, b: 5}")
     for hub in cluster.hubs:

@@ -100,8 +100,8 @@ async def test_a_hub_that_was_declared_dead_joins_again_as_another(postgres_url:
                 hub._wake.set()
             return taken == [old] and renamed == [first.mark]
 
-        await until(is_renamed)
-        assert first.mark != old and not failing
+        await until(lambda: is_renamed() and not failing)
+        assert first.mark != old
         await until(lambda: is_renamed() and is_owner(second, old) and not is_owner(first, old))
         assert await second.find_owner(old) is None
 
@@ -269,7 +269,7 @@ FIND_HEIR = "SELECT state, heir FROM dragoman.hubs WHERE id = %s"
 
 
 @pytest.mark.parametrize("seconds", [-3600, 3600])
-async def test_a_step_of_the_clock_of_the_database_kills_nobody(
+async def test_a_step_of_the_clock_of_the_database_kills_no_hub(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch, seconds: int
 ) -> None:
     clock = SteppedClock(monkeypatch)

@@ -40,7 +40,7 @@ EXEMPT = {
     "audit/copy_home.py": "a command, which no hub runs beside",
     "audit/shared_copy.py": "a chain belongs to a home, and goes on only at its sealed head",
     "audit/shipper.py": "as shared_copy.py, which it uses",
-    "audit/shared_prune.py": "deletes what is old, whoever does it",
+    "audit/shared_prune.py": "deletes what is old, at whichever hub",
     "audit/verify.py": "SQLite",
     "audit/chain.py": "SQLite",
     "audit/log.py": "SQLite",

@@ -32,7 +32,7 @@ from dragoman.stores.agent_schedules import DatabaseSchedules, ScheduleLimits
 from dragoman.stores.database import StorePlace
 from dragoman.stores.keys import KeyStore
 from dragoman.tools.agent_calls import ScheduledCalls
-from dragoman.tools.manifest_schedules import check_schedules, sync_schedules
+from dragoman.tools.manifest_schedules import check_schedules, move_schedules, sync_schedules
 from dragoman.tools.schedule_runner import INTERRUPTED, RUNNING, ScheduleRunner, SchedulingLimits
 from dragoman.web.access_watch import AccessWatch
 from dragoman.web.auth import Authenticator
@@ -151,6 +151,23 @@ def test_store_is_bounded_and_survives(tmp_path: Path) -> None:
 
 
 # --- the runner -----------------------------------------------------------------------------------
+
+
+def test_schedules_move_to_the_store_of_all_hubs_without_those_of_manifests(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "shared").mkdir()
+    with (
+        closing(DatabaseSchedules(tmp_path / "own")) as own,
+        closing(DatabaseSchedules(tmp_path / "shared", ScheduleLimits(of_agent=2))) as shared,
+    ):
+        for id, source in (("a", ""), ("b", ""), ("c", ""), ("m", "manifest")):
+            own.add(build_schedule(id, source=source))
+        shared.add(build_schedule("a"))  # a move that a crash has interrupted
+        move_schedules(own, shared)
+        assert sorted(one.id for one in shared.load_all()) == ["a", "b"]
+        assert [one.id for one in own.load_all()] == ["c"]  # there is no room for it
 
 
 class Clock:

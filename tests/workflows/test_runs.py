@@ -429,7 +429,7 @@ class OtherHubs:
         return lambda: None
 
 
-async def test_other_hubs_are_told_which_events_a_step_begins_to_wait_for(short_tmp: Path) -> None:
+async def test_other_hubs_hear_which_events_a_step_begins_to_wait_for(short_tmp: Path) -> None:
     async with run_rig(short_tmp) as rig:
         await rig.define("w", node("event", "wait", event="user"))
         service, others = rig.service, OtherHubs()
@@ -444,7 +444,7 @@ async def test_other_hubs_are_told_which_events_a_step_begins_to_wait_for(short_
         assert others.sent == [("awaited", {"event": "user"})]
         rig.bus.emit(UserEvent("a", "ready", {}, ""))
         assert (await rig.until(run.id)).state == COMPLETED
-        # As a hub that is told so: it observes events that none of its own runs waits for.
+        # The other end: a hub that hears of it observes events that none of its own runs waits for.
         service._events.close()
         assert not service._events._ends
         others.receivers["awaited"]("00000000", {"event": "user"})

@@ -104,6 +104,7 @@ from dragoman.web.console.gate import ConsoleGate
 if TYPE_CHECKING:
     from dragoman.app.build_cluster import ClusterParts
     from dragoman.app.shared_audit import SharedAudit
+    from dragoman.stores.fence import Fence
 
 log = logging.getLogger(__name__)
 
@@ -122,9 +123,8 @@ def build_app(
     api_key = resolve_local_api_key(config, live.secrets) if api_key is None else api_key
     bus, net, clients = Bus(config.bus.gate_secs), OutboundHttp(), ConnectedClients()
     registered, skill_table = RegisteredAgents(), SkillTable()
-    cluster, member = _build_cluster(home, live)
+    cluster, member, fence = _build_cluster(home, live)
     with contextlib.ExitStack() as undo:  # this process may try again
-        fence = cluster.hubs.fence if cluster else None
         stores = build_stores(home, config, live.secrets, member.mark, fence)
         undo.callback(stores.close)
         key, share = _share_audit(home, stores, cluster)
@@ -154,8 +154,7 @@ def build_app(
         hub, touch, review_card = guards.hub, guards.policies.touch, catalogs.pins.review_card
         mcp = build_mcp(live, hub, key, clients, cluster)
         granted = GrantedTools(guards.hub, guards.chains, guards.granted, DOOR)
-        meter = build_meter(live, stores.usage, profiles)
-        runner = find_command_runner(home, live)
+        meter, runner = build_meter(live, stores.usage, profiles), find_command_runner(home, live)
         note_skills = partial(_note_skills, store_watch, live, skill_table, touch)
         skills = build_skills(
             home, live, skill_table, catalogs, runner, local, registered, note_skills
@@ -171,7 +170,7 @@ def build_app(
             registered, review_card, touch, logins.open_agent_account, guards.read_delay,
         ).build()  # fmt: skip
         tools = LazyTools(
-            home, config.tools, hub, net, manifests, access, stores.witness, runner,
+            home, stores.place, config.tools, hub, net, manifests, access, stores.witness, runner,
             AgentVision(local), live.secrets, renew,
         )  # fmt: skip
         _check_tools(tools, undo)
@@ -199,14 +198,16 @@ def _build_outer(
     return build_redis(live, hubs), build_telemetry(live, net)
 
 
-def _build_cluster(home: Path, live: LiveConfig) -> tuple[ClusterParts | None, ClusterMember]:
+def _build_cluster(
+    home: Path, live: LiveConfig
+) -> tuple[ClusterParts | None, ClusterMember, Fence | None]:
     """None for a single hub, which loads nothing of it."""
     if live.config.cluster.secret is None:
-        return None, SINGLE_HUB
+        return None, SINGLE_HUB, None
     from dragoman.app.build_cluster import build_cluster
 
     cluster = build_cluster(home, live)
-    return cluster, cluster.hubs
+    return cluster, cluster.hubs, cluster.hubs.fence
 
 
 def _share_audit(

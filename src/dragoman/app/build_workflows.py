@@ -149,7 +149,7 @@ class LazyWorkflows:
 
     def find_loaded(self) -> WorkflowParts | None:
         """Returns the parts, if the home has workflows or runs. Raises `Overloaded` while a hub
-        that starts has not loaded them: what is asked for may exist."""
+        that starts has not loaded them: the workflow or run may exist."""
         parts = self.find()
         if parts is None and self.is_needed:
             raise Overloaded("the hub has not loaded its workflows yet; try again in a moment")

@@ -178,7 +178,7 @@ class TaskRegistry(Generic[R]):
             if task.call is not None:
                 task.call.cancel(TAKEN_OVER)
             task.key = 0  # so that nothing is deleted
-            # Not cancelled: nobody has asked for that, and the heir knows how it ends.
+            # Not cancelled: no client asked for that, and the heir knows how it ends.
             self.remove(task, WorkFailed(TAKEN_OVER))
         self._unsaved.clear()
         self._store.rename_hub(hub)

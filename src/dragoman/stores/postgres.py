@@ -145,15 +145,13 @@ class PostgresServer:
         self,
         url: str,
         limits: PostgresLimits | None = None,
-        setting: str = STORE_URL,
         *,
         create: bool = True,
         fence: Fence | None = None,
     ) -> None:
         """Connects, and creates the schema if it is missing, unless `create` is False. `fence` is
         that of this hub in a cluster. Raises `ConfigError`."""
-        check_database_url(url, setting)
-        self._setting = setting
+        check_database_url(url, STORE_URL)
         self.place = render_origin(url)
         self.limits = limits or PostgresLimits()
         self.url = url
@@ -186,7 +184,7 @@ class PostgresServer:
             raise self._build_error(error) from None
 
     def _build_error(self, error: Exception) -> ConfigError:
-        place = f'"{self.place}" of {self._setting}'
+        place = f'"{self.place}" of {STORE_URL}'
         return ConfigError(f"the database at {place} cannot be used: {render_failure(error)}")
 
     # --- connections ------------------------------------------------------------------------------
