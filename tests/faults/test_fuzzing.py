@@ -47,7 +47,6 @@ def test_fuzzed_messages_are_all_answered(fuzzed: RunningHub, door: str) -> None
 
 
 @pytest.mark.promise("N1")
-@pytest.mark.timeout(180)
 def test_no_request_holds_the_loop_far_longer_than_an_ordinary_one(fuzzed: RunningHub) -> None:
     outcome = Outcome()
     fuzz_cpu(fuzzed, 150, SEED, outcome, factor=25)  # five in a whole run, on a quiet machine
@@ -55,7 +54,6 @@ def test_no_request_holds_the_loop_far_longer_than_an_ordinary_one(fuzzed: Runni
 
 
 @pytest.mark.promise("B7")
-@pytest.mark.timeout(120)
 def test_fuzzing_servers_and_agents_get_a_typed_error_and_are_used_again() -> None:
     outcome = Outcome()
     with fuzzed_hub(SEED, outcome) as (hub, url):

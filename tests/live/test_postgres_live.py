@@ -17,8 +17,6 @@ from tests.live.module_hub import until
 from tests.peers import wire
 from tests.peers.postgres_server import PostgresPeer, create_database, run_peer
 
-pytestmark = pytest.mark.timeout(120)
-
 
 @pytest.fixture(scope="module")
 def peer() -> Iterator[PostgresPeer]:
@@ -116,7 +114,7 @@ def test_a_paused_server_delays_nothing_for_long_and_calls_continue_after_it(
     task = caller.send("before")["id"]
     peer.pause()
     try:
-        slowest, until_time = 0.0, time.monotonic() + 3.0
+        slowest, until_time = 0.0, time.monotonic() + 60.0
         refused = 0
         while time.monotonic() < until_time:
             begun = time.monotonic()
