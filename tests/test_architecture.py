@@ -191,6 +191,7 @@ OWNER_SOURCES = {  # modules that may say of a reference that the owner wrote it
     "dragoman.app.build_secrets",  # api_key
     "dragoman.app.build_telemetry",  # [otel]
     "dragoman.app.build_tools",  # [tools]
+    "dragoman.app.server_editing",  # compares
     "dragoman.app.build_workflows",  # [workflows], and a definition equal to a file of the owner
     "dragoman.cli.workflows",  # the command line
     "dragoman.core.secret_rules",

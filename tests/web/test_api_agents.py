@@ -60,7 +60,7 @@ class Served:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         try:
             writer.write("\r\n".join([*lines, "", ""]).encode() + data)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 head = (await reader.readuntil(b"\r\n\r\n")).decode()
                 length = re.search(r"(?i)content-length: (\d+)", head)
                 assert length is not None

@@ -63,7 +63,7 @@ async def test_keys_that_cannot_be_checked_fail_no_step(short_tmp: Path) -> None
         rig.add("after", lambda one: "done")
         await rig.define("two", call("slow"), call("after", "slow"))
         run = await rig.start("two", BOB)
-        await asyncio.wait_for(rig.stub.arrived.wait(), 20)
+        await asyncio.wait_for(rig.stub.arrived.wait(), 60)
         with take_away(short_tmp, "hub.db", "keys"):
             gate.set()
             await until_put_back(rig, run, "after", "keys cannot be checked")
@@ -75,7 +75,7 @@ async def test_keys_that_cannot_be_checked_fail_no_step(short_tmp: Path) -> None
         gate.clear()
         rig.stub.arrived.clear()
         run = await rig.start("two", BOB)
-        await asyncio.wait_for(rig.stub.arrived.wait(), 20)
+        await asyncio.wait_for(rig.stub.arrived.wait(), 60)
         keys.revoke("bob")
         gate.set()
         assert (await rig.until(run.id)).state == FAILED

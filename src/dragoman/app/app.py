@@ -145,6 +145,7 @@ class App:
         )
         parts.guards.approvals.start()
         await parts.workflows.start()
+        parts.events.watchdog.start()
         self._watch()
         if parts.cluster is not None:
             await parts.cluster.set_ready()

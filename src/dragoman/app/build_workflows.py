@@ -131,6 +131,8 @@ class LazyWorkflows:
     """The parts, once they are needed and open."""
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while they are built, opened and closed."""
+    _started: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the hub has loaded what there was at its start."""
     checks: HeavyWork = field(default_factory=lambda: HeavyWork("check a definition"))
 
     @property
@@ -151,7 +153,7 @@ class LazyWorkflows:
         """Returns the parts, if the home has workflows or runs. Raises `Overloaded` while a hub
         that starts has not loaded them: the workflow or run may exist."""
         parts = self.find()
-        if parts is None and self.is_needed:
+        if parts is None and not self._started.is_set() and self.is_needed:
             raise Overloaded("the hub has not loaded its workflows yet; try again in a moment")
         return parts
 
@@ -179,6 +181,7 @@ class LazyWorkflows:
     async def start(self) -> None:
         if self.is_needed:
             await self.require()
+        self._started.set()
 
     async def follow(self) -> None:
         """Loads workflows that are new; called again and again."""
