@@ -381,8 +381,8 @@ async def test_run_has_the_rights_of_its_creator_and_no_more(tmp_path: Path) -> 
     )
 
     async def create(name: str, roles: tuple[str, ...]) -> Schedule:
-        keys.create(name, owner="o", expires_at=None, scopes=("a",), roles=roles)
-        who = Principal("key", name, roles=roles, scopes=("a",))
+        keys.create(name, owner="o", expires_at=None, scopes=("call", "a"), roles=roles)
+        who = Principal("key", name, roles=roles, scopes=("call", "a"))
         await rig.send("front", who=who)
         return next(
             one

@@ -52,7 +52,7 @@ async def until_asked(rig: RunRig, run: Run, path: str) -> str:
 async def test_keys_that_cannot_be_checked_fail_no_step(short_tmp: Path) -> None:
     async with run_rig(short_tmp) as rig:
         keys = rig.app.parts.stores.keys
-        keys.create("bob", owner="Bob", expires_at=None, scopes=[])
+        keys.create("bob", owner="Bob", expires_at=None, scopes=["call"])
         gate = asyncio.Event()
 
         async def wait(one: Call) -> str:
@@ -84,7 +84,7 @@ async def test_keys_that_cannot_be_checked_fail_no_step(short_tmp: Path) -> None
 async def test_an_answer_is_kept_while_the_hub_cannot_pass_it_on(short_tmp: Path) -> None:
     async with run_rig(short_tmp) as rig:
         keys = rig.app.parts.stores.keys
-        keys.create("bob", owner="Bob", expires_at=None, scopes=[])
+        keys.create("bob", owner="Bob", expires_at=None, scopes=["call"])
         rig.add("choose", lambda one: one.answers["choice"] if one.answers else ask())
         await rig.define("one", call("choose"))
         run = await rig.start("one", BOB)

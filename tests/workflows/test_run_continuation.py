@@ -169,12 +169,12 @@ async def test_strangers_learn_no_names_of_workflows(short_tmp: Path) -> None:
         view = WorkflowsView(rig.app.parts.workflows)
         for name in ("payrol", "payroll", "broken"):
             with pytest.raises(NotFound) as seen:
-                view.describe(BOB, name)
+                await view.describe(BOB, name)
             with pytest.raises(NotFound) as started:
                 await view.start(BOB, name, {}, {})
             assert str(seen.value) == str(started.value) == f'there is no workflow "{name}"'
         with pytest.raises(NotFound, match='did you mean "payroll"'):
-            view.describe(OWNER, "payrol")
+            await view.describe(OWNER, "payrol")
 
 
 @pytest.mark.parametrize("restarts", [False, True])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -460,16 +460,25 @@ async def test_a_hub_that_has_not_loaded_its_workflows_does_not_say_that_there_a
         lazy = rig.app.parts.workflows
         running = WorkflowsView(lazy)
         (short_tmp / "workflows").mkdir()  # they are loaded a moment later
-        assert running.list_workflows(OWNER) == []
-        lazy = dataclasses.replace(lazy, built=[], _started=asyncio.Event())
+        assert await running.list_workflows(OWNER) == []
+        started = asyncio.Event()
+        lazy = dataclasses.replace(lazy, built=[], _started=started, load_seconds=0.01)
         view = WorkflowsView(lazy)  # of a hub that starts
-        with pytest.raises(Overloaded, match="try again"):
-            view.describe(OWNER, "w")
-        for asked in (view.get_run(OWNER, "r"), view.list_runs(OWNER, "", (), 9, "")):
-            with pytest.raises(Overloaded):
-                await asked
-        with pytest.raises(Overloaded):
-            lazy.find_webhooks()
+        asked: list[Awaitable[Any]] = [
+            view.describe(OWNER, "w"),
+            view.get_run(OWNER, "r"),
+            view.list_runs(OWNER, "", (), 9, ""),
+            lazy.find_webhooks(),
+        ]
+        for answer in asked:
+            with pytest.raises(Overloaded, match="try again"):
+                await answer
+        patient = WorkflowsView(dataclasses.replace(lazy, load_seconds=60.0))
+        waiting = asyncio.create_task(patient.list_workflows(OWNER))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        started.set()
+        assert await waiting == []
         await rig.app.parts.workflows.require()
         with pytest.raises(NotFound):
-            running.describe(OWNER, "w")
+            await running.describe(OWNER, "w")

@@ -155,7 +155,7 @@ async def test_a_schedule_that_may_not_start_says_why_and_goes_on(short_tmp: Pat
         assert not await list_runs(rig, "denied")
         assert not states["allowed"].outcome and len(await list_runs(rig, "allowed")) == 1
         store.close()
-        shown, _ = WorkflowsView(rig.app.parts.workflows).list_workflows(OWNER)
+        shown, _ = await WorkflowsView(rig.app.parts.workflows).list_workflows(OWNER)
         (trigger,) = shown["triggers"]  # of the hub's own schedules: in an hour from now
         assert (trigger["kind"], trigger["lastAt"], trigger["missed"]) == ("schedule", None, 0)
         assert trigger["nextAt"] > render_time(time.time() + 3_000)
