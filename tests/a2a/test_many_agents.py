@@ -147,7 +147,7 @@ async def test_agents_beyond_the_limit_are_not_used_wherever_they_come_from(
     assert line.startswith("4 agents are not used: the hub uses 2 external agents at most")
 
 
-async def test_checks_under_way_are_bounded(
+async def test_concurrent_checks_are_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(health_watch, "SLOT_SECONDS", 600.0)  # a slow machine proves nothing

@@ -13,6 +13,7 @@ from typing import Any
 
 from tests.permissive_hub import build_permissive_hub
 
+from dragoman.core.body_budget import BodyBudget
 from dragoman.core.bus import Bus
 from dragoman.core.call import FORM, Call, Progress, Question, Result
 from dragoman.core.catalog import Catalog, admit_all
@@ -26,7 +27,6 @@ from dragoman.mcp.server.streamable_http import StreamableHttpTransport
 from dragoman.web.api import Api
 from dragoman.web.app import TcpApp
 from dragoman.web.auth import AllowedNames, Authenticator
-from dragoman.web.http.body_budget import BodyBudget
 from dragoman.web.http.listener import HttpListener
 from dragoman.web.peer_process import ALONE
 from dragoman.wire.sse import ServerEvent, SseParser

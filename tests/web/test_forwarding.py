@@ -15,6 +15,7 @@ import pytest
 
 from dragoman.app.build_cluster import HubClients
 from dragoman.core.background import Work
+from dragoman.core.body_budget import BodyBudget
 from dragoman.core.cluster import OwnedElsewhere, prepay, take_prepayment
 from dragoman.core.errors import Unreachable
 from dragoman.web import forwarding
@@ -27,7 +28,6 @@ from dragoman.web.forwarding import (
     InternalApp,
     send_to_hub,
 )
-from dragoman.web.http.body_budget import BodyBudget
 from dragoman.web.http.listener import HttpListener
 from dragoman.web.http.request import ServerRequest
 from dragoman.web.http.sockets import tcp_socket

@@ -25,10 +25,10 @@ from tests.web.test_listener import (
     run_listener_rig,
 )
 
-from dragoman.core import read_pacing
+from dragoman.core import body_budget, read_pacing
 from dragoman.core.background import Work
-from dragoman.web.http import body_budget, http1
-from dragoman.web.http.body_budget import BodyBudget
+from dragoman.core.body_budget import BodyBudget
+from dragoman.web.http import http1
 from dragoman.web.http.listener import HttpListener
 from dragoman.web.http.request import ServerRequest
 from dragoman.wire.http import JSON_HEADERS

@@ -45,7 +45,7 @@ PAUSES = Backoff(first=1.0, longest=300.0, jitter=0.0)
 CHECKS_AT_ONCE = 32
 """A hub with a thousand agents would otherwise begin a thousand checks in one moment."""
 SLOT_SECONDS = 2.0
-"""How long a check counts as under way: agents that do not answer must not delay the others."""
+"""How long a check counts as running: agents that do not answer must not delay the others."""
 LATE_SECONDS = 1.0
 """If the event loop was late by more than this during a check, what the check did not receive in
 time is no proof against the agent."""
@@ -98,7 +98,7 @@ class AgentHealth:
 
 
 class CheckSlots:
-    """Bounds the checks of all agents that are under way."""
+    """Bounds the checks of all agents that run at once."""
 
     def __init__(self, most: int = CHECKS_AT_ONCE) -> None:
         self._free = asyncio.Semaphore(most)
