@@ -109,7 +109,7 @@ class _Slot:
         self.retry_at = 0.0
         self.backoff = Backoff(limits.retry_first, limits.retry_longest)
         self.forced_at = float("-inf")
-        """When the token replaced a rejected one."""
+        """When the token replaced a rejected one, until the server has accepted it."""
         self.blocked_until = 0.0
         """The server rejects what the authorization server issues."""
         self.generation = 0
@@ -208,6 +208,12 @@ class TokenManager:
         if not self._can_renew(slot):
             raise self._build_error(slot)
         return await self._renew(slot, None)
+
+    def note_accepted(self, holder: str, token: AccessToken) -> None:
+        """The server has accepted a token: if it rejects that one later, another one may help."""
+        slot = self._slots.get(holder)
+        if slot is not None and slot.token is token:
+            slot.forced_at = float("-inf")
 
     async def note_rejected(
         self, holder: str, token: AccessToken | None, www_authenticate: str
