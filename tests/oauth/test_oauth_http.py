@@ -16,6 +16,7 @@ from tests.oauth.world import HEADERS, World
 from dragoman.core.errors import HubError, LoginRequired
 from dragoman.oauth.client.http import OAuthHttpClient
 from dragoman.oauth.client.records import SHARED
+from dragoman.oauth.client.urls import mark_issuer
 from dragoman.wire.http import AddressFinder, Body, FixedHeaders, HttpReply
 
 
@@ -127,7 +128,7 @@ async def test_no_secret_appears_in_logs_errors_or_the_database(
     shown: list[str] = []
     login = await tokens.begin_login(SHARED)
     query = await Browser(world.redirect_uri).log_in(login.url)
-    await tokens.finish_login(login.state, query)
+    await tokens.finish_login(login.state, query, mark_issuer(login.issuer))
     shown += [repr(login), repr(tokens.get_status(SHARED)), repr(await tokens.find_token(SHARED))]
     for _ in range(2):
         authority.expire()

@@ -19,7 +19,7 @@ import msgspec
 
 from dragoman.core.errors import InvalidInput, NotFound, StorageFailed
 from dragoman.core.nearest_names import find_nearest
-from dragoman.core.users import Passkey, SessionRecord, UserRecord
+from dragoman.core.users import EndedAccess, Passkey, SessionRecord, UserRecord
 from dragoman.stores.database import (
     DatabaseConnection,
     Error,
@@ -125,6 +125,7 @@ MIGRATIONS = (
         details TEXT NOT NULL
     );
     """,
+    "ALTER TABLE tokens ADD COLUMN successor BLOB",
 )
 TABLES = StoreTables(
     "users",
@@ -133,6 +134,7 @@ TABLES = StoreTables(
     # In PostgreSQL, `user` is the role of the connection.
     {"changes": "user_changes", "user": '"user"'},
     counted="users",
+    oldest=1,
 )
 
 ADD, CHANGE, REMOVE = "user.add", "user.change", "user.remove"
@@ -304,13 +306,23 @@ class UserStore:
         count: int = self._base.read("SELECT count(*) FROM users")[0][0]
         return count
 
-    def set_password(self, name: str, password: str) -> None:
-        """Sets the hash of a password, and ends the browser sessions and grants of the user."""
+    def set_password(self, name: str, password: str, *, keep: bool = False) -> EndedAccess:
+        """Sets the hash of a password, and ends all access of the user unless `keep`."""
         with self._base.transact() as db:
             db.execute("UPDATE users SET password = ? WHERE name = ?", (password, name))
-            _end_everything(db, name)
+            ended = EndedAccess() if keep else _end_everything(db, name)
             note_change(db, CHANGE, name, {"what": "password"})
         self._base.note_revoked()
+        return ended
+
+    def end_access(self, name: str) -> EndedAccess:
+        """Ends all access of a user who will choose a new password: the old one, too."""
+        with self._base.transact() as db:
+            db.execute("UPDATE users SET password = '' WHERE name = ?", (name,))
+            ended = _end_everything(db, name)
+            note_change(db, CHANGE, name, {"what": "access ended"})
+        self._base.note_revoked()
+        return ended
 
     def bind_subject(self, name: str, subject: str) -> None:
         """Binds a user to an identity of a provider. Raises `InvalidInput` if it has one."""
@@ -342,8 +354,6 @@ class UserStore:
                 "enrolment_until = NULL WHERE name = ?",
                 (time.time(), found.name),
             )
-            db.execute("DELETE FROM passkeys WHERE user = ?", (found.name,))
-            db.execute("DELETE FROM known_browsers WHERE user = ?", (found.name,))
             _end_everything(db, found.name)
             note_change(db, REMOVE, found.name, {})
         self._base.note_revoked()
@@ -373,7 +383,8 @@ class UserStore:
         return found
 
     def finish_enrolment(self, code: str, password: str) -> UserRecord | None:
-        """Sets the hash of the first password, or another one; None if the code is not valid."""
+        """Sets the hash of the first password, or another one, and ends all earlier access; None
+        if the code is not valid."""
         found = self.find_enrolment(code)
         if found is None:
             return None
@@ -515,9 +526,13 @@ def note_change(db: DatabaseConnection, verb: str, name: str, details: Mapping[s
     )
 
 
-def _end_everything(db: DatabaseConnection, user: str) -> None:
-    db.execute("DELETE FROM sessions WHERE user = ?", (user,))
-    db.execute("DELETE FROM grants WHERE user = ?", (user,))
+def _end_everything(db: DatabaseConnection, user: str) -> EndedAccess:
+    """Ends every way in but the password and the identity provider: a person who had the old
+    password may have added a passkey, or known the browser that has a limit of its own."""
+    tables = ("sessions", "grants", "passkeys", "known_browsers")
+    return EndedAccess(
+        *(db.execute(f"DELETE FROM {table} WHERE user = ?", (user,)).rowcount for table in tables)
+    )
 
 
 def _check_fields(name: str, org: str, roles: Sequence[str], scopes: Sequence[str]) -> None:
