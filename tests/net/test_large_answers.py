@@ -175,3 +175,25 @@ async def test_targets_run_in_the_name_of_the_caller() -> None:
     hub.agent.run = note_caller  # type: ignore[method-assign]
     await hub.call("files.read")
     assert callers == [ALICE]
+
+
+async def test_reader_of_a_stream_reserves_room_and_frees_it() -> None:
+    go = asyncio.Event()
+    async with (
+        listening(answer_slowly(frame("chunks"), go)) as slow,
+        a_client(room_bytes=2 * SIZE) as client,
+    ):
+        first, second = await request(client, slow.url), await request(client, slow.url)
+        assert await anext(first.body.chunks()) and await anext(second.body.chunks())
+        await first.body.reserve(SIZE)
+        waiting = asyncio.create_task(second.body.reserve(SIZE))
+        await until(lambda: bool(client.room._waiting))
+        await first.body.reserve(0)
+        async with asyncio.timeout(60):
+            await waiting
+        await first.body.reserve(0)  # there is none
+        assert client.room.held == SIZE
+        second.body.close()
+        assert client.room.held == 0
+        with pytest.raises(BadReply, match="may have taken effect"):
+            await first.body.reserve(SIZE + 1)

@@ -8,12 +8,15 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dragoman.core.errors import ConfigError, NotFound, ShuttingDown, StorageFailed
+from dragoman.stores.audit import reader as reader_module
 from dragoman.stores.audit.journal import SIZE
 from dragoman.stores.audit.log import SqliteAuditLog
 from dragoman.stores.audit.reader import AuditReader
@@ -61,6 +64,32 @@ async def test_a_call_is_one_record_of_an_intent_and_its_outcome(tmp_path: Path)
     modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
     assert {"audit.db", "audit.key", "audit.head"} <= set(modes)
     assert set(modes.values()) == {0o600}
+
+
+async def test_search_decodes_only_records_that_may_match(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded: list[bytes] = []
+    decode_body = reader_module.decode_body
+
+    def decode(body: bytes) -> Mapping[str, Any]:
+        decoded.append(body)
+        return decode_body(body)
+
+    monkeypatch.setattr(reader_module, "decode_body", decode)
+    audit = SqliteAuditLog(tmp_path)
+    await write(audit, 50)
+    seq = audit.intend({**entry(), "verb": 'say."\u00e9t\u00e9"'})
+    audit.conclude(seq, DONE)
+    audit.flush()
+    reader = AuditReader(tmp_path)
+    assert reader.list_records(10, verb="no.thing") == [] == reader.list_records(10, trace="none")
+    assert decoded == []
+    (record,) = reader.list_records(10, verb='say."\u00e9t\u00e9"', outcome="completed")
+    assert record.seq == seq and len(decoded) == 2
+    assert len(reader.list_records(99, verb=entry()["verb"])) == 50
+    reader.close()
+    audit.close()
 
 
 async def test_intents_of_one_loop_turn_are_stored_in_one_commit(

@@ -206,7 +206,20 @@ class HttpExchange(Struct, eq=False):
         await self._sleep(0)
         return piece
 
+    async def reserve(self, size: int) -> None:
+        if size and not self._room:
+            self._caller = caller.get()
+            self._reserve(size)
+            while self._waits:
+                await self._news()
+            if self._error is not None:
+                raise self._error
+        elif not size and self._room:
+            self._leave_room()
+
     def close(self) -> None:
+        if self._room:
+            self._leave_room()
         if not self.complete:
             self.fail(Unreachable(f'the answer of "{self._shown}" was closed before its end'))
 
