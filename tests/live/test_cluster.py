@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,8 @@ from tests.peers.oidc_provider import OidcProvider, run_oidc_provider
 from tests.peers.process import alive, read_log, run_client, server_entry
 from tests.peers.sdk_client import conversation
 
+from dragoman.app.store_place import open_offline_place
+from dragoman.stores.keys import KeyStore
 from mcp import Client as SdkClient
 
 PUBLIC_URL = "https://hub.test"
@@ -414,6 +416,28 @@ def test_a_session_of_the_console_is_served_at_either_hub(cluster: Cluster) -> N
         assert wire.get(f"{hub.url}/console/", cookie).status == 200
     forged = {"Cookie": cookie["Cookie"][:-4] + "AAAA"}
     assert wire.get(f"{second.url}/api/status", forged).status == 401
+
+
+def test_a_key_that_was_changed_in_the_database_is_refused_by_all_hubs(cluster: Cluster) -> None:
+    with (
+        open_offline_place(cluster.hubs[0].home) as place,  # as `dragoman keys create` does
+        closing(KeyStore(place)) as store,
+        psycopg.connect(cluster.database, autocommit=True) as connection,
+    ):
+        keys = {
+            name: store.create(name, owner="anna", expires_at=None, scopes=["call", "admin"])
+            for name in ("good", "low")
+        }
+
+        def list_statuses(name: str) -> list[int]:
+            headers = {"Authorization": f"Bearer {keys[name]}"}
+            return [wire.get(f"{hub.url}/api/tools", headers).status for hub in cluster.hubs]
+
+        assert list_statuses("low") == list_statuses("good") == [200, 200]
+        connection.execute(b"UPDATE dragoman.keys SET roles = '[\"owner\"]' WHERE name = 'low'")
+        store.create("next", owner="anna", expires_at=None, scopes=["call"])  # all are read again
+        assert until(lambda: list_statuses("low") == [401, 401], 20)
+        assert list_statuses("good") == [200, 200]
 
 
 def test_a_sign_in_at_a_provider_ends_at_either_hub(cluster: Cluster) -> None:

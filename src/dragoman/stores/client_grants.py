@@ -26,7 +26,10 @@ from dragoman.core.principal import USER, Principal
 from dragoman.core.users import ClientRecord, GrantRecord, IssuedCode, IssuedTokens, SessionRecord
 from dragoman.core.views import find_view_name
 from dragoman.stores.users import (
+    CODES,
+    GRANTS,
     LOOK_SECONDS,
+    TOKENS,
     UsersDatabase,
     UserStore,
     decode_texts,
@@ -40,7 +43,7 @@ PREFIXES = {ACCESS: "dgt_", REFRESH: "dgr_"}
 _ID_LETTERS = string.ascii_lowercase + string.digits
 _TOKEN = re.compile(r"dg[tr]_([a-z0-9]{12})_[A-Za-z0-9_-]{43}", re.ASCII)
 
-_GRANT = "id, user, client, client_name, scopes, resource, created_at, used_at"
+_TIMES = "created_at, used_at"
 
 DAY = 86_400.0
 SEED_BYTES = 32
@@ -203,14 +206,12 @@ class ClientGrantStore:
                 "expires_at > ?) AND id NOT IN (SELECT grant_id FROM codes)",
                 (now,),
             )
-            db.execute(
-                "INSERT INTO grants VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                (id, user, client, client_name, _encode(scopes), resource, now, now),
-            )
-            db.execute(
-                "INSERT INTO codes VALUES (?, ?, ?, ?, ?, NULL)",
-                (hash_secret(code), id, redirect_uri, challenge, now + limits.code_seconds),
-            )
+            grant = (id, user, client, client_name, _encode(scopes), resource)
+            db.execute("INSERT INTO grants VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*grant, now, now))
+            self._base.seals.put(db, GRANTS, grant)
+            row = (hash_secret(code), id, redirect_uri, challenge, now + limits.code_seconds)
+            db.execute("INSERT INTO codes VALUES (?, ?, ?, ?, ?, NULL)", row)
+            self._base.seals.put(db, CODES, row)
             db.execute("UPDATE clients SET used_at = ? WHERE id = ?", (now, client))
             dropped = db.execute(
                 "DELETE FROM grants WHERE user = ? AND id NOT IN (SELECT id FROM grants "
@@ -225,14 +226,12 @@ class ClientGrantStore:
         """Uses a code up. A code that was used before ends its grant: it may be stolen."""
         now = time.time()
         with self._base.transact() as db:
-            row = db.execute(
-                "SELECT grant_id, redirect_uri, challenge, expires_at, used_at FROM codes "
-                "WHERE hash = ?",
-                (hash_secret(code),),
-            ).fetchone()
-            if row is None:
+            rows = self._base.read_sealed(
+                CODES, "codes WHERE hash = ?", (hash_secret(code),), "used_at"
+            )
+            if not rows:
                 return None
-            id, redirect_uri, challenge, expires_at, used_at = row
+            _, id, redirect_uri, challenge, expires_at, used_at = rows[0]
             found = self._read_grant(id)
             replayed = used_at is not None
             if replayed:
@@ -334,11 +333,12 @@ class ClientGrantStore:
 
     def list(self, user: str | None = None) -> Sequence[GrantRecord]:
         """Lists the grants that have valid tokens, of one user or of all."""
-        rows = self._base.read(
-            f"SELECT {_GRANT} FROM grants WHERE (CAST(? AS TEXT) IS NULL OR user = ?) "
-            "AND EXISTS (SELECT 1 FROM tokens WHERE grant_id = grants.id AND expires_at > ?) "
-            "ORDER BY user, created_at",
+        rows = self._base.read_sealed(
+            GRANTS,
+            "grants WHERE (CAST(? AS TEXT) IS NULL OR user = ?) AND EXISTS (SELECT 1 FROM tokens "
+            "WHERE grant_id = grants.id AND expires_at > ?) ORDER BY user, created_at",
             (user, user, time.time()),
+            _TIMES,
         )
         return list(map(_grant_from_row, rows))
 
@@ -393,11 +393,13 @@ class ClientGrantStore:
             (ACCESS, issued.access, access_seconds),
             (REFRESH, issued.refresh, refresh_seconds),
         ):
+            row = (token[4:16], hash_secret(token), grant.id, kind, now + seconds)
             db.execute(
-                "INSERT INTO tokens (id, hash, grant_id, kind, created_at, expires_at) "
+                "INSERT INTO tokens (id, hash, grant_id, kind, expires_at, created_at) "
                 "VALUES (?, ?, ?, ?, ?, ?)",
-                (token[4:16], hash_secret(token), grant.id, kind, now, now + seconds),
+                (*row, now),
             )
+            self._base.seals.put(db, TOKENS, row)
         self._expiry = min(self._expiry, now + access_seconds)
         db.execute("UPDATE grants SET used_at = ? WHERE id = ?", (now, grant.id))
         db.execute("DELETE FROM tokens WHERE expires_at <= ?", (now,))
@@ -434,10 +436,8 @@ class ClientGrantStore:
         shape = _TOKEN.fullmatch(token)
         if shape is None:
             return None
-        rows = self._base.read(
-            "SELECT id, hash, grant_id, kind, expires_at, used_at, successor FROM tokens "
-            "WHERE id = ?",
-            (shape[1],),
+        rows = self._base.read_sealed(
+            TOKENS, "tokens WHERE id = ?", (shape[1],), "used_at, successor"
         )
         if not rows or not hmac.compare_digest(rows[0][1], hash_secret(token)):
             return None
@@ -448,7 +448,7 @@ class ClientGrantStore:
         return id, grant, expires_at, used_at, successor
 
     def _read_grant(self, id: str) -> GrantRecord | None:
-        rows = self._base.read(f"SELECT {_GRANT} FROM grants WHERE id = ?", (id,))
+        rows = self._base.read_sealed(GRANTS, "grants WHERE id = ?", (id,), _TIMES)
         return _grant_from_row(rows[0]) if rows else None
 
     def _delete_grant(self, id: str, why: str) -> None:
