@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from dragoman.processes.child_process import (
     CACHES,
     MARK,
     ChildProcess,
+    Confined,
     OutputRing,
     build_environment,
     kill_marked,
@@ -263,6 +264,17 @@ def test_child_with_the_users_home_gets_settings_but_no_secrets(
     assert env == {**known(*ALWAYS, *own, "A"), MARK: "m"}
     assert not (tmp_path / "s").exists() and not (tmp_path / "cache").exists()
     assert make_env(tmp_path / "s", with_user_home=True)["HOME"] == os.path.expanduser("~")
+
+
+async def test_an_option_of_a_sandbox_cannot_become_two(tmp_path: Path) -> None:
+    def confine(command: Sequence[str]) -> Confined:
+        return Confined(["/usr/bin/true"], options=["--chdir", "/x\0--bind"])
+
+    env = make_env(tmp_path)
+    with pytest.raises(Unreachable, match=r"could not be started: .*null"):
+        await ChildProcess.start(
+            "true", (), env, env["HOME"], lambda data: None, OutputRing(), confine=confine
+        )
 
 
 async def test_missing_program_is_named(tmp_path: Path) -> None:
