@@ -46,8 +46,8 @@ class Rig:
             lambda: world.store,
             lambda: True,
             world._resolve,
-            lambda: world.redirect_uri,
-            lambda: "",
+            lambda issuer: world.redirect_uri,
+            lambda issuer: "",
         )
         spec = AccountSpec(
             name="files",
@@ -143,7 +143,7 @@ async def test_a_signed_in_browser_must_be_the_users_own(authlib_world: World) -
         signed_in: list[Principal | None] = [None]
         pages = LoginPages(
             rig.desk,
-            dict,
+            lambda issuer: {},
             lambda request: signed_in[0],
             lambda principal, path: f"/oauth/login?next={path}",
         )
