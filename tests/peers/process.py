@@ -93,7 +93,7 @@ class HttpPeer:
         if self.process.poll() is None:
             self.process.terminate()
             try:
-                self.process.wait(60)
+                self.process.wait(5)  # one that keeps its streams open is killed
             except subprocess.TimeoutExpired:
                 self.kill()
         if self.process.stdout is not None:
