@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -192,3 +192,15 @@ def test_other_hubs_notice_keys_at_once_and_revocations_within_a_second(postgres
             time.sleep(0.01)
         mine.close()
         other.close()
+
+
+def test_a_key_is_valid_at_once_at_every_hub(postgres_url: str) -> None:
+    with ExitStack() as stack:
+        here, there = (stack.enter_context(closing(connect_server(postgres_url))) for _ in range(2))
+        here.watch(exclusive=False)
+        hub, command = (stack.enter_context(closing(KeyStore(server))) for server in (here, there))
+        for number in range(30):
+            hub.list()
+            key = command.create(f"k{number}", owner="o", expires_at=None, scopes=["call"])
+            hub._looked = 0.0  # as long after the last look
+            assert hub.find(key) is not None, number

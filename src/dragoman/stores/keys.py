@@ -141,6 +141,7 @@ class KeyStore:
         self._by_id: dict[str, KeyRecord] = {}
         self._version = -1
         self._looked = 0.0
+        self._asked = 0.0
         self.version = 0
         """Increases whenever the keys are read again."""
         self._had_keys = had_keys
@@ -229,7 +230,7 @@ class KeyStore:
         self._refresh()
         record = self._by_id.get(shape[1])
         if record is None:  # it may have just been created
-            self._refresh(self._miss_seconds, now=True)
+            self._refresh_now()
             record = self._by_id.get(shape[1])
         if record is None or not hmac.compare_digest(record.hash, _hash_key(key)):
             return None
@@ -265,6 +266,13 @@ class KeyStore:
 
     def close(self) -> None:
         self.base.close()
+
+    def _refresh_now(self) -> None:
+        """Asks the database itself: a server's note of a change may arrive later."""
+        at = time.monotonic()
+        if at - self._asked >= self._miss_seconds:
+            self._asked = at
+            self._refresh(0.0, now=True)
 
     def _refresh(self, pause: float = LOOK_SECONDS, *, now: bool = False) -> None:
         at = time.monotonic()
