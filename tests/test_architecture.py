@@ -77,6 +77,7 @@ OURS: dict[str, set[str]] = {
         "dragoman.policy",
         "dragoman.stores",
         "dragoman.tools.manifest_schedules",
+        "dragoman.tools.wide_grants",
         "dragoman.workflows",
     },
     "dragoman.app": {"dragoman"},

@@ -159,7 +159,7 @@ class RegistryRig:
 
     async def until(self, true: Callable[[], bool]) -> None:
         """Looks whenever an agent or the catalog has changed."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not true():
                 self._moved.clear()
                 await self._moved.wait()
@@ -208,7 +208,7 @@ async def run_registry(
         made.fact_changes = len(changes)
     finally:
         agents.begin_stop()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await agents.stop()
             await net.close()
         store.close()

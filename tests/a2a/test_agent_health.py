@@ -150,7 +150,7 @@ async def test_agent_is_probed_periodically(tmp_path: Path) -> None:
     config = external("ops", "URL")
     async with run_changeable_agent("deploy") as agent:
         config = config.replace("URL", agent.url)
-        async with run_registry(tmp_path, config, every=0.02), asyncio.timeout(5):
+        async with run_registry(tmp_path, config, every=0.02), asyncio.timeout(60):
             while len(agent.served.sent("GetTask")) < 5:
                 await asyncio.sleep(0.01)
 
@@ -343,7 +343,7 @@ async def test_refresh_reports_the_current_state(
         await here.until(lambda: here.one("ops")["health"] == HEALTHY)
         go_on.clear()
         first = asyncio.create_task(here.registry.refetch("ops"))
-        await asyncio.wait_for(looking.wait(), 10)
+        await asyncio.wait_for(looking.wait(), 60)
         second = asyncio.create_task(here.registry.refetch("ops"))
         await asyncio.sleep(0)
         go_on.set()

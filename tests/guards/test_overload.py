@@ -16,7 +16,7 @@ async def test_calls_are_refused_while_the_loop_stays_late_and_served_again_afte
     hub = SkillHub(before=[stage])
     watch = asyncio.ensure_future(stage.watch())
     try:
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while time.monotonic() < end:
             time.sleep(overload.INTERVAL + 0.1)  # blocks the event loop, as too much work does
             await asyncio.sleep(0)

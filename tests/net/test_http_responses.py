@@ -80,7 +80,7 @@ async def test_each_value_of_a_repeated_header_is_kept() -> None:
     async with listening(always(head)) as peer, a_client() as net:
         client = net.open_configured(peer.url, allow_private=True)
         for _ in range(3):  # also when the head is known
-            reply = await client.request("GET", peer.url, {}, timeout=5)
+            reply = await client.request("GET", peer.url, {}, timeout=60)
             assert await reply.body.read(100) == b"hello"
             assert [*reply.repeated] == [("set-cookie", "a=1"), ("set-cookie", "b=2")]
             assert reply.headers["set-cookie"] == "d=3" and reply.headers["x-a"] == "c"

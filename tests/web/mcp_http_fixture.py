@@ -168,7 +168,7 @@ class Answer:
         """Properly."""
 
     async def begin(self) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             head = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1")
         status, *lines = head.split("\r\n")
         self.status = int(status.split()[1])
@@ -180,7 +180,7 @@ class Answer:
         return self.headers.get("content-type") == "text/event-stream"
 
     async def body(self) -> bytes:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             data = await self._reader.readexactly(int(self.headers["content-length"]))
         self.close()
         return data
@@ -191,7 +191,7 @@ class Answer:
 
     async def event(self) -> ServerEvent:
         """The next one; EOFError at the end."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while not self._events:
                 line = await self._reader.readline()
                 if not line or line == b"0\r\n":

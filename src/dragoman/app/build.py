@@ -126,7 +126,8 @@ def build_app(
     registered, skill_table = RegisteredAgents(), SkillTable()
     cluster, member, fence = _build_cluster(home, live)
     with contextlib.ExitStack() as undo:  # this process may try again
-        stores = build_stores(home, config, live.secrets, member.mark, fence)
+        shared_key = cluster.key if cluster else None
+        stores = build_stores(home, config, live.secrets, member.mark, fence, shared_key)
         undo.callback(stores.close)
         key, share = _share_audit(home, stores, cluster)
         store_watch = StoreWatch(stores, home / config.policy.folder)
@@ -137,7 +138,7 @@ def build_app(
         names = known_ids.list_names(home, config, stores.place)
         catalogs = build_pinned_catalogs(live, stores, bus, registered, local, skill_table, names)
         logins = build_logins(
-            home, stores.place, live, state, net, bus, cluster.key if cluster else None,
+            home, stores.place, live, state, net, bus, shared_key,
             lambda principal: hub.authorizer.decide_action(principal, REGISTRY).allowed,
             lambda account, holder: targets.note_login(account.name, holder), authority, member,
         )  # fmt: skip

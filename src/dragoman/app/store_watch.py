@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 CHECKPOINT_SECONDS = 600.0
 """How often the end of the audit log is noted outside of its own files."""
 PRUNE_SECONDS = 3600.0
+SEAL_SECONDS = 10.0
+"""How often is looked whether all hubs of the cluster seal rows, until they do."""
 CONFIG_CHANGE, SKILL_CHANGE = "config.change", "skill.change"
 FILES = "files"
 """The principal of a change that was made by editing a file."""
@@ -38,6 +40,7 @@ class StoreWatch:
         self._key_changes = KeyChanges(stores.keys, self._record_key)
         self._reported: list[str] = []
         self._unwritten = ""
+        self._seal_at = 0.0
 
     def enroll(self, *, api_key_set: bool) -> None:
         """Notes in the record what this home must have from now on."""
@@ -58,6 +61,8 @@ class StoreWatch:
         that were removed."""
         STORAGE_OUTAGE.check_end()
         with contextlib.suppress(HubError):  # the next check tries again
+            self._begin_sealing()
+        with contextlib.suppress(HubError):  # likewise
             self._key_changes.record_changes()
         self._stores.tally.flush()
         if self._note():
@@ -71,6 +76,17 @@ class StoreWatch:
                     "there any more",
                     problem,
                 )
+
+    def _begin_sealing(self) -> None:
+        """Seals the rows of a shared database once the last hub without seals has left."""
+        place, now = self._stores.place, time.monotonic()
+        if isinstance(place, Path) or not place.seals.is_active or place.seals.is_enforced:
+            return
+        if now >= self._seal_at:
+            from dragoman.stores.seal_database import begin_sealing
+
+            self._seal_at = now + SEAL_SECONDS
+            begin_sealing(place, self._witness.home)
 
     def find_problems(self) -> list[str]:
         away = self._stores.find_problem()
@@ -102,9 +118,17 @@ class StoreWatch:
         while True:
             try:
                 await self.prune(find_settings())
+                self._prune_seals()
             except HubError as error:
                 log.warning("old records could not be deleted: %s", error)
             await asyncio.sleep(PRUNE_SECONDS)
+
+    def _prune_seals(self) -> None:
+        place = self._stores.place
+        if not isinstance(place, Path) and place.seals.is_active:
+            from dragoman.stores.seal_database import prune_seals
+
+            prune_seals(place)
 
     async def prune(self, settings: AuditSettings) -> int:
         """Deletes and records what is too old or too much. Nothing counts as old while the clock is

@@ -53,6 +53,7 @@ from dragoman.stores.postgres_watch import (
     is_shared,
     read_pairs,
 )
+from dragoman.stores.row_seals import NO_SEALS
 
 T = TypeVar("T")
 
@@ -73,8 +74,13 @@ _BUMP = (
     f"(UPDATE {SCHEMA}.changes SET number = number + 1 WHERE store = {{0}} RETURNING number) "
     f"SELECT number, pg_notify('{CHANNEL}', {{0}}) FROM bumped"
 )
-_TRIAL = "SELECT current_setting('transaction_read_only'), txid_current()"
-"""Takes an id of a transaction, as a write does, and writes nothing else."""
+_TRIAL: Sequence[Statement] = (
+    ("SET LOCAL lock_timeout = 20", ()),
+    (f"UPDATE {SCHEMA}.changes SET number = number WHERE false", ()),
+    ("SELECT txid_current()", ()),
+)
+"""Needs what a write does: the right to it, the lock of a table, the id of a transaction. Changes
+no row, so that hubs do not wait for each other."""
 # By JSON, because databases of earlier versions do not have the column.
 _OLDEST = "coalesce((to_jsonb(v) ->> 'oldest')::bigint, number)"
 _FIND_VERSION = f"SELECT number, {_OLDEST} FROM {SCHEMA}.versions v WHERE store = $1"
@@ -145,6 +151,7 @@ class PostgresServer:
         self,
         url: str,
         limits: PostgresLimits | None = None,
+        setting: str = STORE_URL,
         *,
         create: bool = True,
         fence: Fence | None = None,
@@ -172,6 +179,8 @@ class PostgresServer:
         self._watch: DatabaseWatch | None = None
         self.fence = fence or Fence()
         """What the write transactions of the stores begin with."""
+        self.seals = NO_SEALS
+        """Of the rows that decide what somebody may do; set before stores are opened."""
         self._counted: set[str] = set()
         self._oldest: dict[str, int] = {}
         try:
@@ -406,8 +415,8 @@ class PostgresServer:
         if lane is None or lane.in_transaction or self._problem:
             return
         try:
-            ((row,),) = (rows.fetchall() for rows in lane.run([(_TRIAL, ())], ()))
-            self._unfit = "it is read-only" if row[0] == "on" else ""
+            lane.run(_TRIAL, ())
+            self._unfit = ""
         except sqlite3.Error as error:
             self._unfit = render_failure(error)
         if self._unfit and not self._problem:
