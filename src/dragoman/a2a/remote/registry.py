@@ -143,6 +143,9 @@ class Registry:
             self._bind(entry)
             self._load(create_registration(entry, now, CONFIG), others)
         for kept in self._store.list_agents():
+            if len(self.agents) >= self._most:  # not decoded: there may be many
+                self._note_excess(str(kept.get("slug")))
+                continue
             try:
                 row = decode_registration(kept)
             except InvalidInput as error:
@@ -163,9 +166,7 @@ class Registry:
 
     def _load(self, row: AgentRegistration, others: OtherNames, refusal: str = "") -> None:
         if len(self.agents) >= self._most:
-            self._excess += 1
-            if self._excess == 1:
-                self.failures[row.entry.name] = self._explain_excess()
+            self._note_excess(row.entry.name)
             return
         try:
             self._check_free(row.entry.name, row.slug, others)
@@ -173,6 +174,11 @@ class Registry:
         except (ConfigError, AmbiguousName) as error:
             self.failures[row.entry.name] = str(error)
             log.error("%s; the hub runs without it", error)
+
+    def _note_excess(self, name: str) -> None:
+        self._excess += 1
+        if self._excess == 1:  # one stands for all
+            self.failures[name] = self._explain_excess()
 
     def _explain_excess(self) -> str:
         return (
