@@ -256,7 +256,8 @@ far these reach for clients. See [configuration](configuration.md).
 
 Files stay inside the workspace: a path is opened one folder at a time from the workspace's own
 descriptor, no symbolic link is followed, and files are replaced in one step. Commands run as an
-argument list that a pattern must match word by word; no shell reads them. Pages are fetched
+argument list that a pattern must match word by word; no shell reads them. `"*"`, `"git *"` and the
+like are [any command in effect](agents.md#grants), inside the sandbox. Pages are fetched
 through the guarded HTTP client, and each redirect is checked again; with the extra `web` they
 become Markdown without menus, else plain text. [Taint labels](taint.md) go with what is stored in
 files, memory, tasks and schedules, and come back with it.

@@ -77,6 +77,7 @@ OURS: dict[str, set[str]] = {
         "dragoman.policy",
         "dragoman.stores",
         "dragoman.tools.manifest_schedules",
+        "dragoman.tools.wide_grants",
         "dragoman.workflows",
     },
     "dragoman.app": {"dragoman"},
@@ -191,6 +192,7 @@ OWNER_SOURCES = {  # modules that may say of a reference that the owner wrote it
     "dragoman.app.build_secrets",  # api_key
     "dragoman.app.build_telemetry",  # [otel]
     "dragoman.app.build_tools",  # [tools]
+    "dragoman.app.server_editing",  # compares
     "dragoman.app.build_workflows",  # [workflows], and a definition equal to a file of the owner
     "dragoman.cli.workflows",  # the command line
     "dragoman.core.secret_rules",

@@ -16,6 +16,7 @@ from dragoman.a2a.protocol.errors import (
 from dragoman.core.errors import (
     Declined,
     Denied,
+    InsufficientScope,
     NotFound,
     StorageFailed,
     Unreachable,
@@ -69,6 +70,12 @@ def test_possibly_executed_call_is_not_unavailable() -> None:
     assert error_from_hub(Unreachable("gone", sent=True)).reason == "INTERNAL"
     assert error_from_hub(Unreachable("gone", sent=False)).reason == "UNAVAILABLE"
     assert error_from_hub(StorageFailed("the database is away")).reason == "UNAVAILABLE"
+
+
+def test_a_missing_scope_is_named_in_the_details_of_every_binding() -> None:
+    seen = error_from_hub(InsufficientScope("the key lacks it", "call"))
+    assert seen.codes == (-32000, 403, "PERMISSION_DENIED")
+    assert (seen.missing_scope, seen.metadata["scope"]) == ("call", "call")
 
 
 def test_error_subclass_uses_its_parents_row() -> None:

@@ -405,3 +405,28 @@ def test_doctor_tells_once_of_a_database_that_is_away(terminal: Terminal) -> Non
     done = terminal.run("doctor", "--json")
     said = [one for one in done.json()["checks"] if "127.0.0.1:9" in one["said"]]
     assert [one["level"] for one in said] == ["problem"] and "c4n4ry" not in done.out, said
+
+
+def test_doctor_names_workflows_that_the_hub_refuses_or_that_start_programs(
+    terminal: Terminal,
+) -> None:
+    terminal.configure(config='[secrets]\nallow = ["env:TEAM_*"]\n')
+    folder = terminal.home / "workflows"
+    folder.mkdir(mode=0o700)
+    steps = "steps: [{id: a, nodeId: transform, config: {value: 1}}]\n"
+    mark = "# Written by the API: [secrets] allow says what it may read.\n"
+    hook = 'trigger: {type: webhook, secret: "exec:op read x"}\n'
+    for name, text in (
+        ("allowed", f"env: [TEAM_X]\n{steps}{mark}"), ("refused", f"env: [AWS]\n{steps}{mark}"),
+        ("own", hook + steps), ("plain", f"env: [AWS]\n{steps}"),
+    ):  # fmt: skip
+        (folder / f"{name}.yaml").write_text(text)
+        (folder / f"{name}.yaml").chmod(0o600)
+    said = [
+        (one["level"], one["said"])
+        for one in terminal.run("doctor", "--json").json()["checks"]
+        if one["check"] == "workflows"
+    ]
+    (refused, own) = said
+    assert refused[0] == "warning" and refused[1].startswith('refused.yaml:1: workflow "refused"')
+    assert own == ("info", 'workflow "own" reads the secret of its webhook with a program')

@@ -158,6 +158,14 @@ def test_check_warns_of_fields_without_a_meaning(terminal: Terminal) -> None:
     assert done.code == 0 and '  warning  the field "module" has no meaning here\n' in done.out
 
 
+def test_check_warns_of_grants_that_are_any_command(terminal: Terminal) -> None:
+    text = '[capabilities]\nshell = ["*", "git *", "git log *"]\n[[script]]\nsay = "x"\n'
+    write(terminal, "a", text)
+    done = terminal.quick("agents", "check")
+    assert done.code == 0 and done.out.count("any command in effect") == 2
+    assert '  warning  the grant "git *" of shell is any command in effect: "git" runs' in done.out
+
+
 @pytest.mark.promise("P1")
 def test_running_hub_has_a_new_agent_at_once_and_knows_its_tools(terminal: Terminal) -> None:
     terminal.configure(server_entry("hello", "faulty_server", "ok"), config=CONFIG)

@@ -224,11 +224,12 @@ async def test_failure_is_kept_and_result_expires(rig: Rig) -> None:
 
 async def test_decisions_are_final_and_need_the_right(rig: Rig) -> None:
     id = await rig.park(x=1)
-    for who in (CI, GUEST):
-        with pytest.raises(AuthorizationError, match="may not approve"):
+    with pytest.raises(AuthorizationError, match="may not approve"):
+        rig.desk.decide(id, True, CI)
+    for who in (GUEST, ABROAD):  # who may neither see nor decide it learns nothing of it
+        assert not rig.desk.is_visible(who, rig.desk.get(id))
+        with pytest.raises(NotFound):
             rig.desk.decide(id, True, who)
-    with pytest.raises(NotFound):
-        rig.desk.decide(id, True, ABROAD)
     own = await rig.park(who=LEA, x=2)
     with pytest.raises(AuthorizationError):
         rig.desk.decide(own, True, LEA)

@@ -56,7 +56,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def cluster(log: Path) -> Iterator[Cluster]:
     servers = [server_entry("new", "sdk_server", "--era", "modern", "--log", log)]
-    with run_cluster(2, servers, env={"HOOK": HOOK_SECRET}) as running:
+    with run_cluster(2, servers, env={"DRAGOMAN_AGENT_HOOK": HOOK_SECRET}) as running:
         for hub in running.hubs:
             hub.wait_connected("new")
             for name, source in WORKFLOWS.items():
@@ -71,7 +71,7 @@ def start(hub: RunningHub, name: str) -> str:
     return str(sent.json()["run"]["id"])
 
 
-def wait_for(hub: RunningHub, id: str, *states: str, seconds: float = 30.0) -> dict[str, Any]:
+def wait_for(hub: RunningHub, id: str, *states: str, seconds: float = 60.0) -> dict[str, Any]:
     def find() -> dict[str, Any] | None:
         found: dict[str, Any] = hub.api(f"/api/runs/{id}")
         return found if found["run"]["state"] in states else None
@@ -118,7 +118,7 @@ def test_each_occurrence_of_a_trigger_starts_one_run(cluster: Cluster) -> None:
     triggers = (
         "triggers:\n"
         "  - {type: schedule, every: 1m, catchUp: all}\n"
-        "  - {type: webhook, secret: env:HOOK}\n"
+        "  - {type: webhook, secret: env:DRAGOMAN_AGENT_HOOK}\n"
     )
     source = f"{triggers}steps:\n" + step("a", "add", "{a: 5, b: 5}")
     for hub in cluster.hubs:
@@ -189,7 +189,7 @@ def test_the_runs_of_a_killed_hub_are_continued_and_nothing_twice(
     killed = time.monotonic()
     kill(first)
     # Whether the slow call was executed is unknown: a person decides.
-    wait_for(second, slow, "needs_decision", seconds=10)
+    wait_for(second, slow, "needs_decision", seconds=60)
     assert time.monotonic() - killed < 10
     wait_for(second, waits, "completed")
     assert count_calls(log, "slow") == slow_before + 1

@@ -17,8 +17,6 @@ from tests.live.module_hub import until
 from tests.peers import wire
 from tests.peers.postgres_server import PostgresPeer, create_database, run_peer
 
-pytestmark = pytest.mark.timeout(120)
-
 
 @pytest.fixture(scope="module")
 def peer() -> Iterator[PostgresPeer]:
@@ -116,7 +114,7 @@ def test_a_paused_server_delays_nothing_for_long_and_calls_continue_after_it(
     task = caller.send("before")["id"]
     peer.pause()
     try:
-        slowest, until_time = 0.0, time.monotonic() + 3.0
+        slowest, until_time = 0.0, time.monotonic() + 60.0
         refused = 0
         while time.monotonic() < until_time:
             begun = time.monotonic()
@@ -143,8 +141,10 @@ def test_a_paused_server_delays_nothing_for_long_and_calls_continue_after_it(
 
 
 def find_problems(hub: RunningHub) -> list[str]:
-    """The lines of its log that an operator would look at."""
-    return [line for line in hub.log().splitlines() if " ERROR " in line or " WARNING " in line]
+    """The lines of its log that an operator would look at, without those of the watchdog: a busy
+    machine holds up the event loop, too."""
+    lines = [line for line in hub.log().splitlines() if " ERROR " in line or " WARNING " in line]
+    return [line for line in lines if "the event loop was held" not in line]
 
 
 def is_answered(hub: RunningHub, status: int, text: bytes) -> bool:
@@ -156,25 +156,19 @@ def test_a_hub_that_can_read_and_not_write_is_not_ready(
     home: Path, peer: PostgresPeer, start: Start
 ) -> None:
     hub = start(home)
-    until(lambda: hub.get("/readyz").status == 200)
+    until(partial(is_answered, hub, 200, b"ready"))
     url = tomllib.loads((home / "config.toml").read_text())["store"]["url"]
-    name = url.rpartition("/")[2]
-    for setting, status in (("on", 503), ("off", 200)):
-        # As after a failover to a server that only reads.
-        with psycopg.connect(peer.url, autocommit=True) as admin:
-            admin.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = {setting}")
-            admin.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name]
-            )
-        text = b"it is read-only" if status == 503 else b"ready"
-        until(partial(is_answered, hub, status, text))
-        if status == 503:
-            problems = hub.api("/api/status")["store_problems"]
-            assert "it is read-only" in problems[0], problems
-            for headers in ({}, {"Idempotency-Key": "k1"}):
-                sent = Caller(hub, "echo").ask(SEND, V10.params("lost"), headers=headers)
-                assert sent.error is not None and sent.error["code"] == -32000, sent
-                assert sent.error["data"][0]["reason"] == "UNAVAILABLE", sent.error
+    with psycopg.connect(url) as other:
+        other.execute("LOCK TABLE dragoman.changes IN SHARE ROW EXCLUSIVE MODE")
+        until(partial(is_answered, hub, 503, b"lock timeout"))
+        problems = hub.api("/api/status")["store_problems"]
+        assert "lock timeout" in problems[0], problems
+        for headers in ({}, {"Idempotency-Key": "k1"}):
+            sent = Caller(hub, "echo").ask(SEND, V10.params("lost"), headers=headers)
+            assert sent.error is not None and sent.error["code"] == -32000, sent
+            assert sent.error["data"][0]["reason"] == "UNAVAILABLE", sent.error
+    until(partial(is_answered, hub, 200, b"ready"))
+    assert Caller(hub, "echo").send("after")["status"]["state"] == "TASK_STATE_COMPLETED"
 
 
 def test_a_hub_waits_for_a_database_that_is_not_there_yet(

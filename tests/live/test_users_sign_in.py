@@ -235,6 +235,26 @@ def test_consent_is_remembered_for_the_same_request_only(team: Team, browser: Br
     assert browser.get(local.build_url()).status_code == 200  # any program could ask for it
 
 
+def test_a_token_serves_for_what_the_consent_page_named(team: Team, browser: Browser) -> None:
+    name = team.add(scopes=["call", "metrics", "admin"], roles=["owner"])
+    app = App(team.url).register()
+    page = browser.sign_in(name, url=app.build_url(scope="metrics"))
+    assert "read the metrics" in page.text and "use the tools" not in page.text
+    token = app.exchange(app.read_answer(browser.allow(page))["code"]).json()["access_token"]
+    headers = {"Authorization": f"Bearer {token}"}
+    assert wire.get(f"{team.url}/metrics", headers).status == 200
+    refused = [
+        wire.get(f"{team.url}/api/tools", headers),
+        wire.post(f"{team.url}/api/tools/any.tool/call", {"arguments": {}}, headers),
+        wire.get(f"{team.url}/api/pins", headers),
+        wire.modern_request(f"{team.url}/mcp", "tools/list", {}, headers),
+    ]
+    for answer in refused:
+        assert answer.status == 403, answer
+        assert 'error="insufficient_scope"' in answer.headers["www-authenticate"]
+    assert "resource_metadata=" in refused[-1].headers["www-authenticate"]
+
+
 def test_a_denied_consent_returns_an_error_and_state(team: Team, browser: Browser) -> None:
     app = App(team.url).register()
     page = browser.sign_in(team.add(), url=app.build_url())

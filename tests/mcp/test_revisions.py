@@ -410,6 +410,7 @@ CODES: dict[type[e.HubError], tuple[int | str, ...]] = {
     #            24      03      06      11        26
     e.Denied: (-32003, -32003, -32003, -32003, 40300),
     e.AuthorizationError: (*(-32003,) * 4, "result"),
+    e.InsufficientScope: (*(-32003,) * 4, 40300),
     e.ApprovalPending: ("result",) * 5,
     e.ApprovalDenied: ("result",) * 5,
     e.ApprovalClosed: ("result",) * 5,
@@ -425,6 +426,7 @@ CODES: dict[type[e.HubError], tuple[int | str, ...]] = {
     e.RemoteA2ATaskFailedError: (*(-32204,) * 4, "result"),
     e.Overloaded: (-32000, -32000, -32000, -32000, 42900),
     e.ShuttingDown: (-32000, -32000, -32000, -32000, 42900),
+    e.LeaseExpired: (-32000, -32000, -32000, -32000, 42900),
     e.RateLimited: (-32000, -32000, -32000, -32000, 42900),
     e.StorageFailed: (-32603,) * 5,
     e.NotFound: (-32602,) * 5,
@@ -467,6 +469,7 @@ def test_errors_are_codes_or_results_by_revision(
         more: dict[type[e.HubError], dict[str, Any]] = {
             e.NeedsInput: {"requiredCapabilities": {}},
             e.RateLimited: {"retryAfter": 1.0},
+            e.InsufficientScope: {"scope": ""},
         }
         told = more.get(kind, {})
         assert answer["data"] == {"kind": kind.kind, "trace": error.trace, **told}

@@ -53,7 +53,7 @@ class Browser:
 
     async def log_in(self, url: str) -> dict[str, str]:
         """Returns the query with which the browser comes back."""
-        async with httpx.AsyncClient(timeout=10) as client:
+        async with httpx.AsyncClient(timeout=60) as client:
             reply = await client.get(url)
             for _ in range(10):
                 self.visited.append(str(reply.url))

@@ -200,6 +200,14 @@ def test_scopes_are_those_of_the_user() -> None:
             choose_scopes(bad, mine)
 
 
+def test_an_app_has_to_ask_for_scopes_that_affect_others() -> None:
+    mine = ("call", "hub:use", "admin", "pins", "approve")
+    assert choose_scopes("", mine) == ("call", "hub:use")
+    assert choose_scopes("admin call", mine) == ("call", "admin")
+    with pytest.raises(OAuthError):
+        choose_scopes("", ("admin",))
+
+
 def test_only_the_verifier_of_a_challenge_is_right() -> None:
     # RFC 7636, appendix B.
     verifier = "dBjftJeZ4CVP-mB92K27uhbUJU1p1r_wW1gFWFOEjXk"

@@ -43,7 +43,7 @@ async def test_the_token_goes_to_the_origin_of_the_resource_alone(authlib_world:
     other = Echo()
     async with serve(other, listener):
         for url in (f"{base}/mcp", f"{base.replace('127.0.0.1', 'localhost')}/mcp"):
-            reply = await client.request("POST", url, HEADERS, b"{}", timeout=5)
+            reply = await client.request("POST", url, HEADERS, b"{}", timeout=60)
             assert reply.status == 200
             assert reply.secrets == ()
     assert all(b"authorization" not in headers for headers in other.headers)
@@ -71,7 +71,7 @@ async def test_another_credential_in_the_headers_is_replaced(authlib_world: Worl
     headers = {"Authorization": "Bearer of-the-caller", "content-type": "application/json"}
     more = {"authorization": "Bearer of-the-caller"}
     url = authlib_world.resource.url
-    reply = await client.request("POST", url, headers, b"{}", timeout=5, extra_headers=more)
+    reply = await client.request("POST", url, headers, b"{}", timeout=60, extra_headers=more)
     assert reply.status == 200
     assert authlib_world.resource.seen[-1] == (await tokens.find_token(SHARED)).header
 
@@ -96,7 +96,7 @@ async def test_headers_are_built_once_per_token(authlib_world: World) -> None:
     http = Counter()
     client = OAuthHttpClient(http, tokens, SHARED)
     for _ in range(3):
-        await client.request("POST", authlib_world.resource.url, HEADERS, b"{}", timeout=5)
+        await client.request("POST", authlib_world.resource.url, HEADERS, b"{}", timeout=60)
     assert len({id(one) for one in http.sent}) == 1
     assert isinstance(http.sent[0], FixedHeaders)
 
@@ -172,6 +172,6 @@ async def test_the_cost_of_a_call_with_a_token_is_a_lookup(authlib_world: World)
     tokens = authlib_world.manage()
     await authlib_world.log_in(tokens)
     client = OAuthHttpClient(Counter(), tokens, SHARED)
-    call = client.request("POST", authlib_world.resource.url, HEADERS, b"{}", timeout=5)
+    call = client.request("POST", authlib_world.resource.url, HEADERS, b"{}", timeout=60)
     with pytest.raises(StopIteration):
         call.send(None)  # ends at once, without the loop

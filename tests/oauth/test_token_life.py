@@ -325,7 +325,7 @@ async def test_a_logout_during_a_refresh_wins(
     authority.expire()
     authority.hold = asyncio.Event()
     call = asyncio.ensure_future(authlib_world.call(client))
-    await asyncio.wait_for(authority.arrived.wait(), 10)
+    await asyncio.wait_for(authority.arrived.wait(), 60)
     logout = asyncio.ensure_future(tokens.forget(SHARED))
     authority.hold.set()
     await logout
@@ -356,7 +356,7 @@ async def test_a_cancelled_caller_does_not_cancel_the_refresh(
     authority.expire()
     authority.hold = asyncio.Event()
     first = asyncio.ensure_future(authlib_world.call(authlib_world.open(tokens)))
-    await asyncio.wait_for(authority.arrived.wait(), 10)
+    await asyncio.wait_for(authority.arrived.wait(), 60)
     first.cancel()
     with pytest.raises(asyncio.CancelledError):
         await first

@@ -84,7 +84,7 @@ class World:
 
     async def call(self, client: OAuthHttpClient, path: str = "") -> HttpReply:
         url = f"{self.resource.url}{path}"
-        return await client.request("POST", url, HEADERS, b"{}", timeout=10)
+        return await client.request("POST", url, HEADERS, b"{}", timeout=60)
 
     def reopen(self, key: bytes = KEY) -> None:
         self.store.close()

@@ -192,6 +192,36 @@ def test_engine_failure_denies(monkeypatch: pytest.MonkeyPatch) -> None:
     assert engine.decide(call(PLANNER, STATUS)).allowed, "what could not be decided is not kept"
 
 
+PERMISSIVE = '@id("all") permit (principal, action, resource) when { principal has org };'
+
+
+@pytest.mark.promise("R7")
+@pytest.mark.parametrize("mode", ["enforce", "shadow"])
+@pytest.mark.parametrize("part", ["facts", "intact", "flows"])
+def test_a_failure_around_the_evaluator_denies(
+    part: str, mode: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> object:
+        raise RuntimeError("out of order")
+
+    assert policies(PERMISSIVE, mode=mode).decide(call(PLANNER, STATUS)).allowed
+    engine = policies(PERMISSIVE, mode=mode, **{part: fail})
+    decided = [
+        engine.decide(call(PLANNER, STATUS)),
+        engine.decide_first(PLANNER, STATUS, "mcp-http"),
+        engine.decide_action(PLANNER, TASK_READ, STATUS, owner=True),
+    ]
+    for decision in decided:
+        assert not decision.allowed and decision.errors == ("RuntimeError: out of order",)
+    assert not engine.can_list(PLANNER, STATUS)
+    assert not engine.can_see(PLANNER, STATUS, "mcp-http")
+    if part == "facts":
+        assert engine.group_of_principal(PLANNER) == (PLANNER, "undecided")
+    elif mode == "enforce":
+        assert engine.reads_arguments(STATUS), "in doubt, arguments count"
+    assert "denied, because the decision failed" in caplog.text
+
+
 @pytest.mark.promise("R7")
 @pytest.mark.parametrize(
     "name",

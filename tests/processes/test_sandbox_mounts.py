@@ -46,7 +46,8 @@ class User:
         env = {"PATH": "/usr/bin:/bin", **env}
         named = [name for name in env if name == "FILE"]
         cwd = str(self.home if users else own / "home")
-        words = build_sandbox_command("bwrap", spec, command, env, named, cwd, ProcessLimits())
+        confined = build_sandbox_command("bwrap", spec, command, env, named, cwd, ProcessLimits())
+        words = list(confined.options)
         found: dict[str, str] = {}
         for at, word in enumerate(words[: words.index("--chdir")]):
             if word in ("--bind", "--ro-bind"):

@@ -403,8 +403,10 @@ class Rig:
 
 
 @pytest.fixture
-def rig(server: PostgresServer, tmp_path: Path, other: psycopg.Connection[Any]) -> Rig:
-    return Rig(server, tmp_path, other)
+def rig(server: PostgresServer, tmp_path: Path, other: psycopg.Connection[Any]) -> Iterator[Rig]:
+    rig = Rig(server, tmp_path, other)
+    yield rig
+    assert rig.failed > 10  # the failures do occur
 
 
 @settings(

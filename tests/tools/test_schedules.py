@@ -32,7 +32,7 @@ from dragoman.stores.agent_schedules import DatabaseSchedules, ScheduleLimits
 from dragoman.stores.database import StorePlace
 from dragoman.stores.keys import KeyStore
 from dragoman.tools.agent_calls import ScheduledCalls
-from dragoman.tools.manifest_schedules import check_schedules, sync_schedules
+from dragoman.tools.manifest_schedules import check_schedules, move_schedules, sync_schedules
 from dragoman.tools.schedule_runner import INTERRUPTED, RUNNING, ScheduleRunner, SchedulingLimits
 from dragoman.web.access_watch import AccessWatch
 from dragoman.web.auth import Authenticator
@@ -153,6 +153,23 @@ def test_store_is_bounded_and_survives(tmp_path: Path) -> None:
 # --- the runner -----------------------------------------------------------------------------------
 
 
+def test_schedules_move_to_the_store_of_all_hubs_without_those_of_manifests(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "shared").mkdir()
+    with (
+        closing(DatabaseSchedules(tmp_path / "own")) as own,
+        closing(DatabaseSchedules(tmp_path / "shared", ScheduleLimits(of_agent=2))) as shared,
+    ):
+        for id, source in (("a", ""), ("b", ""), ("c", ""), ("m", "manifest")):
+            own.add(build_schedule(id, source=source))
+        shared.add(build_schedule("a"))  # a move that a crash has interrupted
+        move_schedules(own, shared)
+        assert sorted(one.id for one in shared.load_all()) == ["a", "b"]
+        assert [one.id for one in own.load_all()] == ["c"]  # there is no room for it
+
+
 class Clock:
     now = NOON
 
@@ -270,7 +287,7 @@ async def test_run_is_skipped_while_the_last_one_continues(store: DatabaseSchedu
     await settle()
     assert len(fired.messages) == 1 and find(store).missed == 1 and find(store).runs == 1
     fired.go.set()
-    await asyncio.wait_for(fired.done.wait(), 5)
+    await asyncio.wait_for(fired.done.wait(), 60)
     await settle()
     assert find(store).outcome == "completed"
     await runner.close()
@@ -300,7 +317,7 @@ async def test_runner_wakes_for_a_new_schedule(store: DatabaseSchedules) -> None
     await settle()
     store.add(build_schedule("a"))
     runner.wake()
-    await asyncio.wait_for(fired.done.wait(), 5)
+    await asyncio.wait_for(fired.done.wait(), 60)
     task.cancel()
     await runner.close()
 
@@ -364,8 +381,8 @@ async def test_run_has_the_rights_of_its_creator_and_no_more(tmp_path: Path) -> 
     )
 
     async def create(name: str, roles: tuple[str, ...]) -> Schedule:
-        keys.create(name, owner="o", expires_at=None, scopes=("a",), roles=roles)
-        who = Principal("key", name, roles=roles, scopes=("a",))
+        keys.create(name, owner="o", expires_at=None, scopes=("call", "a"), roles=roles)
+        who = Principal("key", name, roles=roles, scopes=("call", "a"))
         await rig.send("front", who=who)
         return next(
             one

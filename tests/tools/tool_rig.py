@@ -170,7 +170,7 @@ class ToolRig:
         )  # fmt: skip
         self.hub = Hub(catalogs, self.bus, stages, chains, judge, results=kept, limiter=limiter)
         self.parts: ToolParts = build_tools(
-            home, self.settings, self.hub, self.net, self.directory, access, runner, vision,
+            home, home, self.settings, self.hub, self.net, self.directory, access, runner, vision,
             SecretResolver({}, home),
         )  # fmt: skip
         self.stores: ToolStores = self.parts.stores

@@ -121,7 +121,8 @@ def build_app(
     configuration that could not be read here. Raises `ConfigError`, with everything closed."""
     watch, live = ConfigWatch(home, given), LiveConfig(config, load_variables(home), home)
     api_key = resolve_local_api_key(config, live.secrets) if api_key is None else api_key
-    bus, net, clients = Bus(config.bus.gate_secs), OutboundHttp(), ConnectedClients()
+    net = OutboundHttp(room_bytes=config.limits.result_megabytes * 1024 * 1024)
+    bus, clients = Bus(config.bus.gate_secs), ConnectedClients()
     registered, skill_table = RegisteredAgents(), SkillTable()
     cluster, member, fence = _build_cluster(home, live)
     with contextlib.ExitStack() as undo:  # this process may try again
@@ -168,10 +169,10 @@ def build_app(
         agents = AgentsBuilder(
             home, live, state, stores, hub, net,
             LocalAgents(local, ChainMap(failures, manifests.failures)),
-            registered, review_card, touch, logins.open_agent_account,
+            registered, review_card, touch, logins.open_agent_account, guards.read_delay,
         ).build()  # fmt: skip
         tools = LazyTools(
-            home, config.tools, hub, net, manifests, access, stores.witness, runner,
+            home, stores.place, config.tools, hub, net, manifests, access, stores.witness, runner,
             AgentVision(local), live.secrets, renew,
         )  # fmt: skip
         _check_tools(tools, undo)

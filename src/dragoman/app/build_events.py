@@ -11,6 +11,7 @@ from dragoman.core.bus import Bus
 from dragoman.core.call_log import CallLog
 from dragoman.core.hub import Hub
 from dragoman.core.logs import OUTPUT
+from dragoman.core.loop_watchdog import LoopWatchdog
 from dragoman.stores.database import StorePlace
 from dragoman.stores.dispatches import DispatchStore
 from dragoman.web.app import Mounted
@@ -28,6 +29,7 @@ class Events:
     metrics: Metrics
     calls: CallLog | None
     """A line per call; None if these are not logged."""
+    watchdog: LoopWatchdog
 
     @property
     def mounts(self) -> dict[str, Mounted]:
@@ -35,6 +37,7 @@ class Events:
 
     async def close(self) -> None:
         """To be called when no call is running any more."""
+        self.watchdog.stop()
         await self.bus.close()
         await self.dispatches.close()
         if self.calls is not None:
@@ -47,8 +50,9 @@ def build_events(place: StorePlace, config: Config, hub: Hub) -> Events:
     # `up --quiet` does without a line per call, and so does a hub that a command runs for itself.
     logs_calls = logging.getLogger("dragoman.app").isEnabledFor(logging.INFO)
     calls = CallLog(hub.bus, OUTPUT.write, OUTPUT.format) if logs_calls else None
-    metrics = Metrics(hub.bus)
+    watchdog = LoopWatchdog(config.server.slow_handler_ms / 1000)
+    metrics = Metrics(hub.bus, watchdog.collect)
     # Last: it starts a thread that has to be ended.
     dispatches = DispatchStore(place, config.bridge.keep_dispatches)
     dispatches.observe(hub.bus)
-    return Events(hub.bus, streams, dispatches, metrics, calls)
+    return Events(hub.bus, streams, dispatches, metrics, calls, watchdog)

@@ -21,6 +21,7 @@ from dragoman.net.client import OutboundHttp
 from dragoman.stores.agent_memory import DatabaseMemory, MemoryLimits
 from dragoman.stores.agent_queue import DatabaseQueue
 from dragoman.stores.agent_schedules import DatabaseSchedules, ScheduleLimits
+from dragoman.stores.database import StorePlace
 from dragoman.tools.a2a import A2aTools
 from dragoman.tools.access import BuiltinAccess
 from dragoman.tools.agent_calls import NestedCalls, ScheduledCalls
@@ -60,14 +61,14 @@ class ToolStores:
             store.close()
 
 
-def open_tool_stores(home: Path, settings: ToolSettings) -> ToolStores:
+def open_tool_stores(home: Path, place: StorePlace, settings: ToolSettings) -> ToolStores:
     memory = MemoryLimits(keys=settings.memory_keys, size=int(settings.memory_megabytes * MEGABYTE))
     with ExitStack() as undo:
         stores = ToolStores(
             undo.enter_context(closing(DatabaseMemory(home, memory))),
             undo.enter_context(closing(DatabaseQueue(home))),
             undo.enter_context(
-                closing(DatabaseSchedules(home, ScheduleLimits(of_agent=settings.schedules)))
+                closing(DatabaseSchedules(place, ScheduleLimits(of_agent=settings.schedules)))
             ),
         )
         undo.pop_all()
@@ -96,6 +97,7 @@ class ToolParts:
 
 def build_tools(
     home: Path,
+    place: StorePlace,
     settings: ToolSettings,
     hub: Hub,
     net: OutboundHttp,
@@ -109,7 +111,7 @@ def build_tools(
     """Builds the tools and offers them to the hub's catalog. `shell` runs commands; without it
     there is no `shell_exec`. `vision` sees images; without it `image_analyze` says so.
     `renew` takes from a principal what it does not have any more."""
-    stores = open_tool_stores(home, settings)
+    stores = open_tool_stores(home, place, settings)
     threads, calls = ToolThreads(), NestedCalls(hub)
     public = net.open_public(allow_private=settings.allow_private)
     files = WorkspaceFiles(_build_workspace_limits(settings), threads)

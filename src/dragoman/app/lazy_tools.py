@@ -10,6 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from dragoman.core.local_agents import AgentDirectory, AgentProfile, AgentProfil
 from dragoman.core.principal import Principal
 from dragoman.core.secret_references import SecretResolver
 from dragoman.net.client import OutboundHttp
+from dragoman.stores.agents_db import DATABASE
 from dragoman.stores.store_inventory import StoreInventory
 from dragoman.tools.access import BuiltinAccess
 from dragoman.tools.builtin_names import grants_builtin_tools
@@ -27,6 +29,8 @@ from dragoman.tools.config import ToolSettings
 if TYPE_CHECKING:
     from dragoman.app.build_tools import ToolParts
     from dragoman.processes.command_runner import CommandRunner
+    from dragoman.stores.agent_schedules import DatabaseSchedules
+    from dragoman.stores.database import StorePlace
     from dragoman.tools.media import VisionModel
 
 log = logging.getLogger(__name__)
@@ -53,6 +57,7 @@ def _needs(agent: AgentProfile) -> bool:
 @dataclass(frozen=True, slots=True)
 class LazyTools:
     home: Path
+    place: StorePlace
     settings: ToolSettings
     hub: Hub
     net: OutboundHttp
@@ -80,6 +85,7 @@ class LazyTools:
         shell = SandboxedShell(self.find_runner(), self.settings.command_sandbox, megabytes)
         parts = build_tools(
             self.home,
+            self.place,
             self.settings,
             self.hub,
             self.net,
@@ -113,9 +119,21 @@ class LazyTools:
             return
         from dragoman.tools.manifest_schedules import sync_schedules
 
+        if not self.synced:
+            self._move_schedules(parts.stores.schedules)
         if sync_schedules(parts.stores.schedules, now, time.time()):
             parts.schedules.wake()
         self.synced[:] = [now]
+
+    def _move_schedules(self, shared: DatabaseSchedules) -> None:
+        """Moves what agents have created before schedules were in the database of all hubs."""
+        if isinstance(self.place, Path) or not (self.home / DATABASE).exists():
+            return
+        from dragoman.stores.agent_schedules import DatabaseSchedules
+        from dragoman.tools.manifest_schedules import move_schedules
+
+        with closing(DatabaseSchedules(self.home)) as own:
+            move_schedules(own, shared)
 
     def describe_schedules(self, agent: AgentProfile) -> list[dict[str, Any]]:
         """Describes all schedules of an agent; empty while the tools are not loaded."""

@@ -31,7 +31,9 @@ class ServerEditor:
     async def add_url(
         self, name: str, url: str, headers: Mapping[str, str], author: Author
     ) -> Mapping[str, Any]:
-        options = ["--headers-stdin", f'--set=added_by="{author.value}"']
+        options = ["--headers-stdin"]
+        if author is not Author.OWNER:
+            options.append(f'--set=added_by="{author.value}"')
         return await self._add(name, options, [url], dict(headers))
 
     async def remove(self, name: str) -> Mapping[str, Any]:

@@ -23,7 +23,7 @@ from dragoman.cli.base.output import (
 )
 from dragoman.cli.completion import complete_views
 from dragoman.core.errors import ConfigError, HubError
-from dragoman.core.scopes import ORDINARY, WITH_ROLES, has_hub_scope
+from dragoman.core.scopes import OF_KEYS, OF_KEYS_WITH_ROLES, ORDINARY, has_hub_scope
 
 if TYPE_CHECKING:
     from dragoman.stores.keys import KeyRecord, KeyStore
@@ -94,8 +94,8 @@ def keys() -> None:
               "permissions.")  # fmt: skip
 @click.option("--scope", "scopes", metavar="SCOPE", multiple=True,
               help="What the key may be used for: call, list, approve, metrics, admin or a part "
-              "of it, or a name that your policies read; may be repeated [default: call; with "
-              "--role and without --for everything that the policies permit].")  # fmt: skip
+              "of it, or a name that your policies read; may be repeated [default: call and "
+              "approve; with --role also admin; with --for call].")  # fmt: skip
 @common_options
 def create(
     name: str, expires: str, target: str | None, home: str | None, as_json: bool, **options: Any
@@ -123,7 +123,7 @@ def create(
     if target == "":
         fail("--for is empty: give the name of a server or agent", USAGE)
     expires_at, roles, scopes = _parse_expiry(expires), options["roles"], options["scopes"]
-    scopes = scopes or (WITH_ROLES if roles and not target else ORDINARY)
+    scopes = scopes or _choose_scopes(bool(roles), bool(target))
     is_there = True
     if target:
         target, is_there = _resolve_target(home, target)
@@ -244,6 +244,12 @@ def revoke(name: str, home: str | None) -> None:
     print(f'key "{name}" is revoked')
     if not active:
         say("no active key is left: HTTP clients are rejected until you create one")
+
+
+def _choose_scopes(has_roles: bool, is_for_target: bool) -> Sequence[str]:
+    if is_for_target:
+        return ORDINARY
+    return OF_KEYS_WITH_ROLES if has_roles else OF_KEYS
 
 
 def _parse_expiry(text: str) -> float | None:

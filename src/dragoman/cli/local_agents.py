@@ -175,6 +175,7 @@ def _check_manifest(place: Path, folder: str, file: Path) -> dict[str, Any]:
     from dragoman.config import load_variables
     from dragoman.core.secret_references import SecretResolver
     from dragoman.net.client import OutboundHttp
+    from dragoman.tools.wide_grants import list_wide_grants
 
     found: dict[str, Any] = {
         "name": folder,
@@ -220,6 +221,7 @@ def _check_manifest(place: Path, folder: str, file: Path) -> dict[str, Any]:
                 f'the variable "{variable}" is not set: put the line {variable}=… into '
                 f"{place / 'env'}"
             )
+    found["warnings"] += list_wide_grants(profile.shell)
     granted = manifest.capabilities
     found["grants"] = {
         "tools": list(profile.tools),

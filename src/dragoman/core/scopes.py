@@ -32,8 +32,10 @@ MEANINGS: Mapping[str, str] = {
 EVERY_SCOPE = (CALL, APPROVE, ADMIN)
 """The scopes that include all others: of a person who has signed in at the hub itself."""
 ORDINARY = (CALL,)
-"""The scopes of keys and users for which none was named."""
-WITH_ROLES = EVERY_SCOPE
+"""The scopes of users, and of the keys of servers and agents, for which none was named."""
+OF_KEYS = (CALL, APPROVE)
+"""The same of other keys. By default no policy permits them to approve anything."""
+OF_KEYS_WITH_ROLES = EVERY_SCOPE
 """The same of keys with roles: the policies decide what the roles may do."""
 
 _ALSO: Mapping[str, tuple[str, ...]] = {

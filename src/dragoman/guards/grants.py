@@ -1,4 +1,4 @@
-"""Limits agents to what they were granted, and to what the callers that they serve may do.
+"""Limits credentials to their scopes, and agents to their grants and to what their callers may do.
 
 Built-in tools exist for agents, and for other principals only where the operator opens them. An
 agent with a manifest calls the tools that its grants name, and of these only what every caller

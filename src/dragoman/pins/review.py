@@ -35,12 +35,14 @@ from dragoman.pins.digest import (
     select_pinned,
     select_pinned_of_card,
 )
+from dragoman.pins.lookalikes import build_skeletons
 from dragoman.pins.sanitize import (
     EXACT,
     MAX_DESCRIPTION,
     SHOWN,
     clean_text,
     clean_value,
+    escape_hidden,
     has_hidden,
     is_short,
     shorten,
@@ -52,6 +54,8 @@ log = logging.getLogger(__name__)
 
 OFF, FIRST, STRICT = "off", "first", "strict"
 """Modes: off quarantines nothing, first approves what was never seen, others nothing by itself."""
+NAMED = (TOOL, PROMPT, SKILL)
+"""The kinds that are called by a name."""
 HOLD = "hold"
 """How additions are treated; the other way is "show"."""
 APPROVE, REJECT, FORGET = "approve", "reject", "forget"
@@ -102,6 +106,8 @@ class TargetPins:
         self.listed = set(listed)
         self._count, self._bytes = Counter[bool](), Counter[bool]()
         """Of kinds with a URI, and of the others."""
+        self._skeletons: dict[tuple[str, str], set[str]] = {}
+        """The ids with each skeleton, by kind; once the first addition was looked for."""
         for pin in pins:
             self.put(pin)
 
@@ -113,6 +119,27 @@ class TargetPins:
             self._bytes[addressed] -= old.size + old.held_size
         self._count[addressed] += old is None
         self.pins[pin.kind, pin.id] = pin
+        if self._skeletons:
+            self._index(pin)
+
+    def _index(self, pin: Pin) -> None:
+        if pin.kind in NAMED:
+            for skeleton in build_skeletons(pin.spelling):
+                self._skeletons.setdefault((pin.kind, skeleton), set()).add(pin.id)
+
+    def find_lookalike(self, kind: str, id: str, spelling: str) -> str:
+        """Returns another name that was approved or rejected and looks like this one, or ""."""
+        if kind not in NAMED:
+            return ""
+        if not self._skeletons:
+            for pin in self.pins.values():
+                self._index(pin)
+        for skeleton in build_skeletons(spelling):
+            for other in self._skeletons.get((kind, skeleton), ()):
+                pin = self.pins[kind, other]
+                if other != id and (pin.mark or pin.rejected_by):
+                    return pin.spelling
+        return ""
 
     def has_spelling(self, tool: Tool) -> bool:
         """Whether the tool is spelled as when it was approved."""
@@ -310,6 +337,9 @@ class PinReviewer:
         named = EXACT if seen.kind in (TOOL, PROMPT) else SHOWN
         # Hidden characters remain in values that must stay.
         secretive = has_hidden(body) and has_hidden(encode(clean_value(pinned, named)))
+        lookalike = ""
+        if seen.added and not (pin and pin.mark):
+            lookalike = self._known[seen.target].find_lookalike(*seen.key, seen.spelling)
         if pin is not None and pin.mark:
             if pin.held_mark == seen.mark and pin.scheme == SCHEME:
                 return PinVerdict(explain_hold(pin, secretive))
@@ -322,6 +352,7 @@ class PinReviewer:
         elif (
             mode == FIRST
             and not secretive
+            and not lookalike
             and not (pin and pin.rejected_by)
             and not (seen.added and self._holds_additions(seen.target))
         ):
@@ -335,7 +366,7 @@ class PinReviewer:
         held, stored = self._hold(pin or seen.build_pin(), seen, pinned, body)
         if held is None:
             return PinVerdict(_explain_no_room(seen))
-        why = explain_hold(held, secretive)
+        why = explain_hold(held, secretive, lookalike)
         return PinVerdict(why, PinChange(held, held=stored) if held is not pin else None)
 
     def _hold(
@@ -462,7 +493,7 @@ def render_date(when: float) -> str:
     return time.strftime("%Y-%m-%d", time.gmtime(when))
 
 
-def explain_hold(pin: Pin, secretive: bool = False) -> str:
+def explain_hold(pin: Pin, secretive: bool = False, lookalike: str = "") -> str:
     its = "its card" if pin.kind == CARD else "it"
     if pin.rejected_by:
         why = f"what {its} says was rejected on {render_date(pin.rejected_at)} by {pin.rejected_by}"
@@ -472,6 +503,8 @@ def explain_hold(pin: Pin, secretive: bool = False) -> str:
         why = f"{its} has changed since it was approved on {render_date(pin.approved_at)}"
     elif secretive:
         why = f"{its} has invisible characters in values that cannot be cleaned"
+    elif lookalike:
+        why = f'{its} was added, and its name looks like "{escape_hidden(lookalike)}"'
     else:
         why = f"{its} was not approved yet"
     name = shlex.quote(pin.name)

@@ -192,6 +192,9 @@ class Confined(NamedTuple):
     command: Sequence[str]
     limits: ProcessLimits | None = None
     """To be set after the start; None if the command sets them itself."""
+    options: Sequence[str] = ()
+    """Options of a sandbox, which are not part of the command line: the program reads them from the
+    descriptor that `--args` names. Processes in the sandbox see the command line."""
 
 
 Confine = Callable[[Sequence[str]], Confined]
@@ -244,7 +247,7 @@ class ChildProcess:
             )
         try:
             confined = confine([os.path.abspath(program), *args])
-            process, pipes = _spawn(confined.command, env, cwd)
+            process, pipes = _spawn(confined, env, cwd)
         except (OSError, ValueError) as error:  # ValueError: a NUL in an argument
             raise Unreachable(f'"{program}" could not be started: {error}', sent=False) from None
         if confined.limits is not None:
@@ -409,7 +412,7 @@ class ChildProcess:
 
 
 def _spawn(
-    command: Sequence[str], env: Mapping[str, str], cwd: str
+    confined: Confined, env: Mapping[str, str], cwd: str
 ) -> tuple[subprocess.Popen[bytes], _Pipes]:
     """Starts the program in a session of its own; returns it with the hub's ends of its pipes."""
     with contextlib.ExitStack() as theirs, contextlib.ExitStack() as failed:
@@ -421,6 +424,11 @@ def _spawn(
             hub_ends.append(_PipeEnd(write if child_reads else read))
             failed.callback(hub_ends[-1].close)
         stdin, stdout, stderr = child_ends
+        command, passed = list(confined.command), []
+        if confined.options:
+            passed.append(_write_options(confined.options))
+            theirs.callback(os.close, passed[0])
+            command[1:1] = ["--args", str(passed[0])]
         process = subprocess.Popen(
             command,
             env=env,
@@ -429,9 +437,22 @@ def _spawn(
             stdout=stdout,
             stderr=stderr,
             start_new_session=True,
+            pass_fds=passed,
         )
         failed.pop_all()
     return process, _Pipes(*hub_ends)
+
+
+def _write_options(options: Sequence[str]) -> int:
+    """Returns a descriptor from which the options can be read. Raises `ValueError` for a NUL, which
+    would begin another option."""
+    if any("\0" in option for option in options):
+        raise ValueError("embedded null byte")
+    fd = os.memfd_create("options", os.MFD_CLOEXEC)
+    with open(fd, "wb", closefd=False) as file:
+        file.write(b"".join(os.fsencode(option) + b"\0" for option in options))
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
 
 
 def name_signal(number: int) -> str:

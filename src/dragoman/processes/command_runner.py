@@ -253,10 +253,8 @@ class _Prepared:
             readable=readable,
             grants_named_paths=spec.grants_named_paths,
         )
-        return Confined(
-            build_sandbox_command(
-                self._bubblewrap, sandbox, command, self.env, spec.env, self.cwd, spec.limits
-            )
+        return build_sandbox_command(
+            self._bubblewrap, sandbox, command, self.env, spec.env, self.cwd, spec.limits
         )
 
 

@@ -58,11 +58,13 @@ class OwnCommands:
         try:
             async with (
                 asyncio.timeout(self._seconds),
-                DESCENDANTS.run_command(OWN, *command, has_input=True, limit=MAX_OUTPUT) as process,
+                DESCENDANTS.run_command(
+                    OWN, *command, has_input=bool(data), limit=MAX_OUTPUT
+                ) as process,
             ):
-                assert process.stdin is not None
-                process.stdin.write(data)  # the pipe takes it, or the transport keeps it
-                process.stdin.close()
+                if process.stdin is not None:
+                    process.stdin.write(data)  # the pipe takes it, or the transport keeps it
+                    process.stdin.close()
                 assert process.stdout is not None
                 output = await process.stdout.read(MAX_OUTPUT)
                 while more := await process.stdout.read(MAX_OUTPUT):

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from dragoman.core.file_modes import make_private_folder
 from dragoman.processes.bubblewrap import UNSHARED
-from dragoman.processes.child_process import COMMON_VARIABLES
+from dragoman.processes.child_process import COMMON_VARIABLES, Confined
 from dragoman.processes.config import ProcessLimits
 from dragoman.processes.process_limits import build_limited_command
 
@@ -125,15 +125,15 @@ def build_sandbox_command(
     named: Iterable[str],
     cwd: str,
     limits: ProcessLimits,
-) -> list[str]:
-    """Builds the command line that runs `command`, an absolute program with its arguments, in the
+) -> Confined:
+    """Builds the command that runs `command`, an absolute program with its arguments, in the
     sandbox. `named` are the variables that the operator has given it."""
     links: dict[str, str] = {}
     mounts = sorted(
         _list_mounts(spec, command, env, named, cwd, links),
         key=lambda mount: (_count_parts(mount.path), mount.rank),
     )
-    words = [bubblewrap, *UNSHARED, "--unshare-cgroup-try", "--die-with-parent"]
+    words = [*UNSHARED, "--unshare-cgroup-try", "--die-with-parent"]
     words += ["--cap-drop", "ALL", "--hostname", "sandbox"]
     words += ["--unshare-net"] if spec.level == "strict" else []
     visible: dict[str, str] = {}
@@ -157,7 +157,8 @@ def build_sandbox_command(
     for link, target in sorted(links.items()):
         if _find_deepest(link, visible) <= _find_deepest(link, hidden):
             words += ["--symlink", target, link]
-    return [*words, "--chdir", cwd, "--", *build_limited_command(command, limits)]
+    words += ["--chdir", cwd]
+    return Confined([bubblewrap, "--", *build_limited_command(command, limits)], options=words)
 
 
 def _hide(path: str, empty: str) -> list[str]:

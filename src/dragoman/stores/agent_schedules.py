@@ -38,7 +38,11 @@ class DatabaseSchedules(LoopStore):
             raise Overloaded(f"the hub has {self._limits.total} schedules and takes no more")
         with self._transact() as db:
             places = ", ".join("?" * len(_FIELDS))
-            db.execute(f"INSERT INTO schedules ({_COLUMNS}) VALUES ({places})", _values(schedule))
+            # Several hubs may add the schedule of the same manifest.
+            db.execute(
+                f"INSERT INTO schedules ({_COLUMNS}) VALUES ({places}) ON CONFLICT (id) DO NOTHING",
+                _values(schedule),
+            )
 
     def list_schedules(self, org: str, owner: str) -> list[Schedule]:
         query = f"SELECT {_COLUMNS} FROM schedules WHERE org = ? AND owner = ? ORDER BY created, id"

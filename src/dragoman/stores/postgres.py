@@ -74,8 +74,13 @@ _BUMP = (
     f"(UPDATE {SCHEMA}.changes SET number = number + 1 WHERE store = {{0}} RETURNING number) "
     f"SELECT number, pg_notify('{CHANNEL}', {{0}}) FROM bumped"
 )
-_TRIAL = "SELECT current_setting('transaction_read_only'), txid_current()"
-"""Takes an id of a transaction, as a write does, and writes nothing else."""
+_TRIAL: Sequence[Statement] = (
+    ("SET LOCAL lock_timeout = 20", ()),
+    (f"UPDATE {SCHEMA}.changes SET number = number WHERE false", ()),
+    ("SELECT txid_current()", ()),
+)
+"""Needs what a write does: the right to it, the lock of a table, the id of a transaction. Changes
+no row, so that hubs do not wait for each other."""
 # By JSON, because databases of earlier versions do not have the column.
 _OLDEST = "coalesce((to_jsonb(v) ->> 'oldest')::bigint, number)"
 _FIND_VERSION = f"SELECT number, {_OLDEST} FROM {SCHEMA}.versions v WHERE store = $1"
@@ -153,8 +158,7 @@ class PostgresServer:
     ) -> None:
         """Connects, and creates the schema if it is missing, unless `create` is False. `fence` is
         that of this hub in a cluster. Raises `ConfigError`."""
-        check_database_url(url, setting)
-        self._setting = setting
+        check_database_url(url, STORE_URL)
         self.place = render_origin(url)
         self.limits = limits or PostgresLimits()
         self.url = url
@@ -189,7 +193,7 @@ class PostgresServer:
             raise self._build_error(error) from None
 
     def _build_error(self, error: Exception) -> ConfigError:
-        place = f'"{self.place}" of {self._setting}'
+        place = f'"{self.place}" of {STORE_URL}'
         return ConfigError(f"the database at {place} cannot be used: {render_failure(error)}")
 
     # --- connections ------------------------------------------------------------------------------
@@ -411,8 +415,8 @@ class PostgresServer:
         if lane is None or lane.in_transaction or self._problem:
             return
         try:
-            ((row,),) = (rows.fetchall() for rows in lane.run([(_TRIAL, ())], ()))
-            self._unfit = "it is read-only" if row[0] == "on" else ""
+            lane.run(_TRIAL, ())
+            self._unfit = ""
         except sqlite3.Error as error:
             self._unfit = render_failure(error)
         if self._unfit and not self._problem:

@@ -18,7 +18,7 @@ from dragoman.core.backoff import Backoff
 from dragoman.core.cluster import End, Receive
 from dragoman.core.structs import Struct
 from dragoman.core.urls import render_origin
-from dragoman.stores.redis_link import build_pool, describe_failure
+from dragoman.stores.redis_link import UNEXPECTED, build_pool, describe_failure
 from dragoman.wire.json import Malformed, decode, encode
 
 if TYPE_CHECKING:
@@ -145,13 +145,19 @@ class RedisBus:
                 continue
             is_tested = False
             if message["type"] == "subscribe":
-                note_success()
                 self.is_listening = True
                 self._tell_gap()
-            elif message["type"] == "message":
+                continue
+            if message["type"] == "message":
                 self._receive(message["data"])
+            elif message["type"] != "pong":
+                raise TypeError(UNEXPECTED)
+            # Not by the subscription alone: what answers nothing else properly is not back.
+            note_success()
 
-    def _receive(self, payload: bytes) -> None:
+    def _receive(self, payload: object) -> None:
+        if not isinstance(payload, bytes):
+            raise TypeError(UNEXPECTED)
         if len(payload) > self.limits.payload:
             return
         try:
@@ -180,9 +186,8 @@ class RedisBus:
     # --- the connections -------------------------------------------------------------------------
 
     async def _keep(self, work: Callable[[Redis, Callable[[], None]], Any], client: Redis) -> None:
-        """Runs `work`, which ends with an exception, again and again."""
-        from redis.exceptions import RedisError
-
+        """Runs `work`, which ends with an exception, again and again. The driver raises any kind of
+        exception for a reply that it does not expect."""
         backoff = Backoff(self.limits.first_retry, self.limits.longest_retry)
 
         def note_success() -> None:
@@ -193,7 +198,7 @@ class RedisBus:
         while True:
             try:
                 await work(client, note_success)
-            except (RedisError, OSError, TimeoutError) as error:
+            except Exception as error:
                 if not backoff.failures:
                     why = describe_failure(error)
                     log.warning("messages between hubs by Redis at %s fail: %s", self._place, why)

@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from contextlib import suppress
 from functools import partial
+from math import inf
 from time import monotonic
 from typing import Any
 
@@ -38,8 +39,12 @@ from dragoman.stores.redis_link import (
     RedisUnavailable,
 )
 
+SLACK = 1.001
+"""For what the numbers of a reply were rounded by."""
 HUB_SECONDS = 10
 """For how long a hub counts that is not heard of any more."""
+MOST_HUBS = 16
+"""How many hubs in no cluster count at most: a program that writes to Redis can add any."""
 
 # Times are in microseconds since 2026, so that a double has them exactly. A value is the time at
 # which a budget is full again, and the time in which one token returned when it was written: under
@@ -90,7 +95,7 @@ local now = time[1] + time[2] / 1000000
 redis.call('ZADD', KEYS[1], now, ARGV[1])
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - ARGV[2])
 redis.call('EXPIRE', KEYS[1], 3600)
-return redis.call('ZCARD', KEYS[1])
+return {redis.call('ZCARD', KEYS[1])}
 """)
 
 Account = tuple[Budgets, str]
@@ -106,13 +111,14 @@ class SharedRateLimiter:
         rules: RateRules = DEFAULT_RULES,
         *,
         prefix: str = "dragoman",
-        count_hubs: Callable[[], int] = lambda: 1,
+        count_hubs: Callable[[], int] | None = None,
         link_limits: LinkLimits | None = None,
         clock: Callable[[], float] = monotonic,
         most: int = MAX_PLACES,
     ) -> None:
-        """`count_hubs` returns how many hubs there are, as far as others know; those that use this
-        Redis are counted besides. Raises `ConfigError` for an invalid address."""
+        """`count_hubs` returns how many hubs the cluster has. For a hub in no cluster it is None:
+        then those that use this Redis are counted, up to `MOST_HUBS`. Raises `ConfigError` for an
+        invalid address."""
         self.rules = rules
         self._clock = clock
         self._seen = LocalRateLimiter(rules, clock, most)
@@ -125,6 +131,7 @@ class SharedRateLimiter:
         self._id = secrets.token_hex(8)
         self._prefix = f"{prefix}:rate:"
         self._hubs_key = f"{self._prefix}hubs"
+        self._probe_key = f"{self._prefix}probe"
         self._link = RedisLink(url, self._beat, link_limits)
 
     @property
@@ -146,14 +153,17 @@ class SharedRateLimiter:
         self._alone.apply(divide_rules(rules, self._hubs))
 
     async def _beat(self) -> None:
-        """Tests the connection, and counts the hubs that use this Redis."""
-        self._hubs_seen = int(
-            await self._link.evaluate(COUNT_HUBS, (self._hubs_key,), self._id, HUB_SECONDS)
+        """Tests the connection, and counts the hubs that use this Redis. A charge of nothing is
+        among the tests, so that a server that answers charges wrongly is not used again."""
+        (self._hubs_seen,) = await self._link.evaluate(
+            COUNT_HUBS, (self._hubs_key,), self._id, HUB_SECONDS, bounds=(inf,)
         )
+        await self._link.evaluate(CHARGE, (self._probe_key,), 0, 1, 1, bounds=(0, 0))
         self._divide()
 
     def _divide(self) -> None:
-        hubs = max(self._count_hubs(), self._hubs_seen, 1)
+        count = self._count_hubs
+        hubs = max(min(self._hubs_seen, MOST_HUBS) if count is None else count(), 1)
         if hubs != self._hubs:
             self._hubs = hubs
             self._alone.apply(divide_rules(self.rules, hubs))
@@ -212,12 +222,16 @@ class SharedRateLimiter:
         `RedisUnavailable`."""
         keys: list[Argument] = []
         values: list[Argument] = []
+        bounds: list[float] = []
         intervals = [budgets.interval for budgets, _ in accounts]
         for budgets, key in accounts:
             digest = hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
             keys.append(f"{self._prefix}{budgets.scope}:{digest}")
-            values += cost, budgets.interval * 1e6, budgets.span * 1e6
-        reply = await self._link.evaluate(CHARGE, keys, *values)
+            interval, span = budgets.interval * 1e6, budgets.span * 1e6
+            values += cost, interval, span
+            # No budget is emptier than empty, so the wait is for the cost at most.
+            bounds += cost * interval * SLACK + 1_000, span * SLACK + 1_000
+        reply = await self._link.evaluate(CHARGE, keys, *values, bounds=bounds)
         now, waits = self._clock(), []
         for number, (budgets, key) in enumerate(accounts):
             # Other rules may have been applied since the request: the tokens count, not the time.

@@ -1,8 +1,8 @@
 """One connection to Redis or Valkey that many callers share: commands are pipelined, and none waits
 longer than a bound.
 
-While the server is away, slow or answers with errors, every command fails at once, and a background
-task tries to connect. Knows nothing of what the commands are for.
+While the server is away, slow, or answers with errors or unexpected replies, every command fails at
+once, and a background task tries to connect. Knows nothing of what the commands are for.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Argument = str | bytes | int | float
+UNEXPECTED = "an unexpected reply"
 
 
 class RedisUnavailable(Exception):
-    """The server did not answer in time, or answered with an error."""
+    """The server did not answer in time, or answered with an error or an unexpected reply."""
 
 
 class LinkLimits(Struct, frozen=True):
@@ -120,17 +121,27 @@ class RedisLink:
     # --- commands --------------------------------------------------------------------------------
 
     async def evaluate(
-        self, script: RedisScript, keys: Sequence[Argument], *arguments: Argument
-    ) -> Any:
-        """Runs a script, in one round trip unless the server has lost it. Raises
-        `RedisUnavailable`."""
+        self,
+        script: RedisScript,
+        keys: Sequence[Argument],
+        *arguments: Argument,
+        bounds: Sequence[float],
+    ) -> list[int]:
+        """Runs a script, in one round trip unless the server has lost it. A script returns as many
+        whole numbers as there are `bounds`, each from 0 to its bound: a server with another reply
+        counts as away. Raises `RedisUnavailable`."""
         from redis.exceptions import NoScriptError
 
         rest = (len(keys), *keys, *arguments)
         try:
-            return await self.send(("EVALSHA", script.digest, *rest))
-        except NoScriptError:
-            return await self.send(("EVAL", script.text, *rest))
+            try:
+                reply = await self.send(("EVALSHA", script.digest, *rest))
+            except NoScriptError:
+                reply = await self.send(("EVAL", script.text, *rest))
+            return check_numbers(reply, bounds)
+        except (NoScriptError, ValueError):
+            self._lose(UNEXPECTED)
+            raise RedisUnavailable(UNEXPECTED) from None
 
     def send(self, command: tuple[Argument, ...]) -> asyncio.Future[Any]:
         """Sends a command; the reply is awaited. Raises `RedisUnavailable`."""
@@ -267,6 +278,9 @@ class RedisLink:
                 except ResponseError as error:
                     self._lose(describe_failure(error))
                     return
+                if not pending:
+                    self._lose(UNEXPECTED)
+                    return
                 _, reply = pending.popleft()
                 if reply.done():  # its caller has left
                     continue
@@ -276,6 +290,17 @@ class RedisLink:
                     reply.set_result(found)
         except Exception as error:
             self._lose(describe_failure(error))
+
+
+def check_numbers(reply: object, bounds: Sequence[float]) -> list[int]:
+    """Returns the numbers of a reply. Raises `ValueError` if it has other values, or others than
+    numbers: True, nan, and an error inside a list are none."""
+    if type(reply) is not list or len(reply) != len(bounds):
+        raise ValueError
+    for number, bound in zip(reply, bounds, strict=True):
+        if type(number) is not int or not 0 <= number <= bound:
+            raise ValueError
+    return reply
 
 
 def describe_failure(error: Exception) -> str:

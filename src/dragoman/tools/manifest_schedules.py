@@ -58,6 +58,20 @@ def sync_schedules(store: ScheduleStore, profiles: Iterable[AgentProfile], now: 
     return bool(gone or new)
 
 
+def move_schedules(own: ScheduleStore, shared: ScheduleStore) -> None:
+    """Moves the schedules that agents have created from one store to another; those of manifests
+    are added by each hub."""
+    there = {one.id for one in shared.load_all()}
+    for schedule in own.load_all():
+        try:
+            if schedule.source != MANIFEST and schedule.id not in there:
+                shared.add(schedule)
+        except Overloaded as error:
+            log.error('schedule "%s" of "%s" is left: %s', schedule.id, schedule.owner, error)
+            continue
+        own.delete(schedule.org, schedule.owner, schedule.id)
+
+
 def _build(
     id: str, profile: AgentProfile, schedule: AgentSchedule, timing: Timing, now: float
 ) -> Schedule:

@@ -37,3 +37,12 @@ class ServerSettings(Struct, frozen=True, kw_only=True):
         list[str],
         Meta(description="Origins of web pages that may call the hub, e.g. https://app.example."),
     ] = []
+    slow_handler_ms: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=60_000,
+            description="A function of the hub that keeps all others waiting for longer is named "
+            "in the metrics and the log; 0 watches nothing.",
+        ),
+    ] = 100

@@ -6,7 +6,7 @@ Hand-written: two counters and a histogram; a library would cost more than the c
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from dragoman.core.bus import Bus
 from dragoman.core.events import PostVerb, VerbError
@@ -16,7 +16,9 @@ BUCKETS_MS = (1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0, 5000
 
 
 class Metrics:
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Bus, collect_more: Callable[[], Sequence[Measurement]] = tuple) -> None:
+        """`collect_more` returns what others have measured."""
+        self._collect_more = collect_more
         self._calls: dict[tuple[str, str], int] = {}
         self._errors: dict[str, int] = {}
         self._buckets = [0] * (len(BUCKETS_MS) + 1)
@@ -55,6 +57,7 @@ class Metrics:
                 Measurement(name, GAUGE, meaning, [({}, value)])
                 for name, (meaning, value) in gauges.items()
             ),
+            *self._collect_more(),
         ]
 
     def render(self, gauges: Mapping[str, tuple[str, float]]) -> str:

@@ -11,7 +11,7 @@ import click
 from dragoman.cli.base.errors import FAILED
 from dragoman.cli.base.hub_client import resolve_home
 from dragoman.cli.base.output import clean, common_options, print_json, style
-from dragoman.cli.doctor import checks, decision_checks, target_checks
+from dragoman.cli.doctor import checks, decision_checks, target_checks, workflow_checks
 from dragoman.cli.doctor.findings import Check, DoctorContext, Finding, gather_context
 from dragoman.core.errors import ConfigError
 
@@ -39,6 +39,7 @@ CHECKS: tuple[Check, ...] = (
     target_checks.check_scopes,
     decision_checks.check_approvals,
     decision_checks.check_runs,
+    workflow_checks.check_workflows,
     checks.check_stores,
     checks.check_audit,
     checks.check_disk,

@@ -414,5 +414,5 @@ def check_scopes(found: DoctorContext) -> Iterator[Finding]:
     callers = list_callers([server.name for server in found.config.mcp_servers], engine)
     if callers:
         said = f"the policies permit processes of servers to call others: {', '.join(callers)}"
-        fix = 'name those that need it; see "Servers that call" in docs/policies.md'
+        fix = 'name those that need it; see "Servers that call" in: dragoman docs policies'
         yield Finding("policies", "warning", clean(said), fix)

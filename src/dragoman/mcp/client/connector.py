@@ -204,10 +204,8 @@ class Connector:
         ]
         for remark in upstream.sandbox_remarks:
             self._warn_once(upstream.name, remark)
-        return Confined(
-            build_sandbox_command(
-                bubblewrap, spec, command, env, entry.env_names, cwd, entry.limits
-            )
+        return build_sandbox_command(
+            bubblewrap, spec, command, env, entry.env_names, cwd, entry.limits
         )
 
     def _warn_once(self, server: str, reason: str) -> None:

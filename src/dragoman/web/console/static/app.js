@@ -18,7 +18,7 @@
  * the list) and the query a URLSearchParams. `ctx` has
  *   api        get, post, patch, delete, call (see api.js); rejects with ApiError
  *   live       on(event, f), watch(f) (see live.js); pass what they return to ctx.onLeave
- *   session    {principal, admin, kind, roles, version, expires_at}
+ *   session    {principal, admin, rights (of admin), scopes, kind, roles, version, expires_at}
  *   navigate   navigate("/console/tools") without reloading; plain links do that by themselves
  *   onLeave    onLeave(f) calls f when the screen is left; timers and subscriptions end there
  *   signal     an AbortSignal for requests that end with the screen
@@ -30,8 +30,8 @@
  * children of h(), never into markup. No inline styles: the CSP forbids them; use classes of
  * style.css, and attributes in SVG. `screens/servers.js` and `screens/tools.js` are the models.
  * A screen that changes something calls the API, then shows a toast and reads its data again; ask
- * with confirm() before what cannot be undone. Hide or disable what `ctx.session.admin` forbids, and
- * say why. Paths and the tables without JavaScript are in ../screens.py.
+ * with confirm() before what cannot be undone. Hide or disable what `ctx.session.rights` does not
+ * have, and say why. Paths and the tables without JavaScript are in ../screens.py.
  */
 import { api, onSignedOut } from "./api.js";
 import { h, replace } from "./dom.js";

@@ -19,7 +19,7 @@ export function installBadges(api, live, session) {
   };
   const readPins = throttle(() => count("pins", "quarantined", async () => (await api.get("/api/pins", { state: "held" })).pins.filter((one) => one.state === "held").length), 1000);
   const readApprovals = throttle(() => count("approvals", "waiting for you", async () => (await api.get("/api/approvals", { state: "pending", limit: 100 })).approvals.filter((one) => one.canDecide).length), 1000);
-  if (session.admin) {
+  if (session.rights.includes("pins")) {
     for (const name of ["pin-held", "pin-added", "server-changed", "agent-changed", "gap"]) live.on(name, readPins);
     readPins();
   }
@@ -27,7 +27,7 @@ export function installBadges(api, live, session) {
   readApprovals();
   // Decisions of this page are seen at once.
   document.addEventListener("decided", () => {
-    if (session.admin) readPins();
+    if (session.rights.includes("pins")) readPins();
     readApprovals();
   });
 }

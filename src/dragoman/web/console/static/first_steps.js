@@ -36,7 +36,8 @@ export async function showFirstSteps(root, ctx, hasSome) {
 
   function drawAdd({ known, other, count }) {
     const said = h("div", { "aria-live": "polite" });
-    const button = h("button", { type: "button", class: "main", disabled: !ctx.session.admin, onclick: async () => {
+    const isOwner = ["owner", "local"].includes(ctx.session.kind);
+    const button = h("button", { type: "button", class: "main", disabled: !isOwner, onclick: async () => {
       button.disabled = true;
       replace(said, h("p", { class: "waiting" }, "Adding two agents and a server …"));
       try {
@@ -55,7 +56,7 @@ export async function showFirstSteps(root, ctx, hasSome) {
       isDone
         ? h("p", {}, "The example is installed: the agents ", h("a", { href: to("agents", "guide") }, "guide"), " and ", h("a", { href: to("agents", "librarian") }, "librarian"), ", and the server ", h("a", { href: to("servers", "glossary") }, "glossary"), ". Remove them any time: ", command("dragoman demo remove"))
         : [h("p", {}, "An example that needs no key and no network: two agents and an MCP server, which come with the hub."),
-          h("div", { class: "actions" }, button), ctx.session.admin ? null : h("p", { class: "soft" }, "Adding needs admin: ask the owner of the hub."), said,
+          h("div", { class: "actions" }, button), isOwner ? null : h("p", { class: "soft" }, "A server is a program: only the owner of the hub adds it."), said,
           h("p", {}, "Or your own: the servers of an IDE, or one of many on the network."), h("p", { class: "row" }, command("dragoman import"), command("dragoman servers add time -- uvx mcp-server-time"))],
       !isDone && other ? h("p", { class: "soft" }, `The hub has ${count} tools already.`) : null);
   }

@@ -111,7 +111,7 @@ export async function editFile(root, route, ctx) {
       save.disabled = false;
       if (error.details?.findings) showFindings({ ok: false, findings: error.details.findings });
       else if (!force && error.message.includes('"force"')) {
-        if (await confirm("Lock yourself out?", "No policy would permit you the action admin any more, and you could not undo the change here.", "Save it anyway", true)) await store(true);
+        if (await confirm("Lock yourself out?", "No policy would permit you the action policies any more, and you could not undo the change here.", "Save it anyway", true)) await store(true);
       } else replace(results, problem(error));
     }
   }

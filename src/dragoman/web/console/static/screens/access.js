@@ -9,7 +9,7 @@ export const title = "Access";
 
 export async function show(root, route, ctx) {
   root.append(heading("Access", "Who can call this, and what can they call?"));
-  if (!ctx.session.admin) {
+  if (!ctx.session.rights.includes("policies")) {
     root.append(empty("Only administrators see what others may call.", "Your own tools are on the screen Tools. Sign in as the owner of the hub:", "dragoman console"));
     return;
   }

@@ -57,14 +57,14 @@ async function showAll(root, ctx) {
       const all = [...used.values()];
       const add = (name) => all.reduce((total, one) => total + (one[name] ?? 0), 0);
       replace(sum, bold(money(add("cost"))), " today (UTC) for ", bold(num(add("input_tokens") + add("output_tokens"))), ` tokens in ${num(add("messages"))} messages`,
-        ctx.session.admin ? "" : " of yours");
+        ctx.session.rights.includes("registry") ? "" : " of yours");
       return rows.filter((one) => !kind.value || one.kind === kind.value);
     }, ["name", "where", "state", "problem", "description"]),
     empty: () => [empty("No agents yet.", "Create one of your own, or add one by its URL:", "dragoman agents new helper --from assistant"), command("dragoman demo add")],
   });
   follow(ctx, "agent-changed cost", list.refresh, 1500);
   root.append(heading("Agents", "Which agents are there, what did they cost today, and are they well?",
-    act("Add an agent", () => add(ctx), { class: "main", disabled: !ctx.session.admin, title: ctx.session.admin ? null : "Adding an agent needs admin" })), sum, list.element);
+    act("Add an agent", () => add(ctx), { class: "main", disabled: !ctx.session.rights.includes("registry"), title: ctx.session.rights.includes("registry") ? null : "Adding an agent needs admin" })), sum, list.element);
 }
 
 function describeCost(row) {
@@ -148,7 +148,7 @@ function describeExternal(row, ctx, refresh) {
     else if (label === "Remove") ctx.navigate("/console/agents");
     else await refresh();
     event.target.disabled = false;
-  }, { disabled: !ctx.session.admin, title: ctx.session.admin ? null : "This needs admin" });
+  }, { disabled: !ctx.session.rights.includes("registry"), title: ctx.session.rights.includes("registry") ? null : "This needs admin" });
   const off = row.enabled === false;
   return [
     heading(row.name, null,

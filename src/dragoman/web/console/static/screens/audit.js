@@ -56,9 +56,9 @@ export async function show(root, route, ctx) {
   if (route.query.get("record")) replace(one, await showRecord(Number(route.query.get("record")), ctx));
   append(root, [
     heading("Audit", "Who did what, and is the record whole?",
-      h("button", { type: "button", disabled: !ctx.session.admin, title: ctx.session.admin ? null : "Verifying needs admin", onclick: (event) => verify(event.target, verdict, ctx) }, "Verify"),
+      h("button", { type: "button", disabled: !ctx.session.rights.includes("users"), title: ctx.session.rights.includes("users") ? null : "Verifying needs admin", onclick: (event) => verify(event.target, verdict, ctx) }, "Verify"),
       h("button", { type: "button", onclick: (event) => exportAll(event.target, () => ({ q: list.state.q, ...filters.query() }), ctx) }, "Export")),
-    ctx.session.admin ? null : h("p", { class: "note" }, "These are your own calls. The whole log needs admin."),
+    ctx.session.rights.includes("users") ? null : h("p", { class: "note" }, "These are your own calls. The whole log needs admin."),
     verdict, one, list.element]);
   const refresh = throttle(() => window.scrollY < 200 && list.refresh(), 2000);
   for (const name of ["activity", "policy-changed", "gap"]) ctx.onLeave(ctx.live.on(name, refresh));

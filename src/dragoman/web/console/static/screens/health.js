@@ -15,7 +15,7 @@ const PARTS = { "": showChecks, metrics: showMetrics, settings: showSettings, ke
 export async function show(root, route, ctx) {
   const tab = route.query.get("tab") ?? "";
   root.append(heading("Health", "What is known to go wrong here, and what fixes it?"), tabs("health", tab, TABS));
-  if (!ctx.session.admin) {
+  if (!ctx.session.rights.includes("registry")) {
     root.append(h("p", { class: "note" }, `You are ${ctx.session.principal}. Checks, metrics, settings and keys are shown to administrators: open the console on the machine of the hub with dragoman console, or sign in with a key that has the role owner.`));
     return undefined;
   }

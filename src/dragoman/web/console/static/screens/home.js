@@ -16,7 +16,7 @@ export async function show(root, route, ctx) {
   const minutes = PERIODS.some(([value]) => value === route.query.get("minutes")) ? route.query.get("minutes") : "60";
   let data = await ctx.api.get("/api/map", { minutes }, ctx.signal);
   const isEmpty = !data.nodes.length && !data.edges.length;
-  if ((isEmpty && ctx.session.admin) || route.query.has("first")) return showFirstSteps(root, ctx, !isEmpty);
+  if ((isEmpty && ctx.session.rights.includes("registry")) || route.query.has("first")) return showFirstSteps(root, ctx, !isEmpty);
 
   const map = new CallMap(ctx.navigate);
   map.update(data);
@@ -112,7 +112,7 @@ function buildPanels(ctx) {
   }
 
   async function readHealth() {
-    if (!ctx.session.admin) {
+    if (!ctx.session.rights.includes("registry")) {
       replace(health, h("h2", {}, "Health"), h("p", { class: "soft" }, "Administrators see the findings of the doctor here."));
       return;
     }

@@ -11,7 +11,7 @@ import { diffTable, reveal } from "../diff.js";
 export const title = "Pins";
 
 export async function show(root, route, ctx) {
-  if (!ctx.session.admin) {
+  if (!ctx.session.rights.includes("pins")) {
     root.append(heading("Pins", "What has changed since it was approved?"), empty("Only administrators review changed definitions: they may contain what you may not see.", "Sign in as the owner of the hub:", "dragoman console"));
     return;
   }

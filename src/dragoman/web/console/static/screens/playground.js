@@ -36,7 +36,7 @@ export async function show(root, route, ctx) {
   }
   ctx.setTitle(`${tool.name} · Playground`);
   const again = history.find((one) => String(one.id) === route.query.get("call"));
-  const agents = ctx.session.admin ? (await ctx.api.get("/api/agents", { grants: "no" }, ctx.signal)).agents : [];
+  const agents = ctx.session.rights.includes("registry") ? (await ctx.api.get("/api/agents", { grants: "no" }, ctx.signal)).agents : [];
   root.append(picker.list, buildBench(tool, again, buildActor(agents, again?.agent ?? route.query.get("as") ?? ""), ctx));
 }
 

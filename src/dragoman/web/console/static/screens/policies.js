@@ -13,7 +13,7 @@ export const title = "Policies";
 const TABS = [["", "Policies"], ["what-if", "What if"], ["shadow", "Shadow report"]];
 
 export async function show(root, route, ctx) {
-  if (!ctx.session.admin) {
+  if (!ctx.session.rights.includes("policies")) {
     root.append(heading("Policies", "Who may do what, and what would a change do?"), empty("Only administrators see and change policies.", "Sign in as the owner of the hub:", "dragoman console"));
     return;
   }

@@ -39,7 +39,7 @@ async function showAll(root, ctx) {
   const refresh = throttle(list.refresh);
   for (const name of ["server-changed", "pin-held", "gap"]) ctx.onLeave(ctx.live.on(name, refresh));
   root.append(heading("Servers", "Which servers are connected, and what is wrong?",
-    h("button", { type: "button", class: "main", disabled: !ctx.session.admin, title: ctx.session.admin ? null : "Adding a server needs admin", onclick: () => add(ctx, refresh) }, "Add a server")), list.element);
+    h("button", { type: "button", class: "main", disabled: !ctx.session.rights.includes("registry"), title: ctx.session.rights.includes("registry") ? null : "Adding a server needs admin", onclick: () => add(ctx, refresh) }, "Add a server")), list.element);
 }
 
 /** What is wrong with a server, in words, and what to do about it. */
@@ -69,7 +69,7 @@ async function showOne(root, name, ctx) {
         current = shape;
         replace(box, row ? describe(row, ctx, refresh) : [heading(name), empty(`There is no server "${name}".`, "Look at all of them:", "dragoman servers")]);
       }
-      if (row && ctx.session.admin) await readLog();
+      if (row && ctx.session.rights.includes("registry")) await readLog();
     } catch (error) {
       if (error.name !== "AbortError") replace(box, heading(name), problem(error, refresh));
     }
@@ -107,8 +107,8 @@ function describe(row, ctx, refresh) {
   return [
     heading(row.name, null,
       h("a", { class: "button", href: `/console/tools?server=${encodeURIComponent(row.name)}` }, `${row.tools_count ?? 0} tools`),
-      h("button", { type: "button", disabled: !ctx.session.admin || row.state === "off", onclick: restart }, row.connected ? "Restart" : "Reconnect"),
-      h("button", { type: "button", class: "danger", disabled: !ctx.session.admin, onclick: () => remove(row.name, ctx) }, "Remove")),
+      h("button", { type: "button", disabled: !ctx.session.rights.includes("registry") || row.state === "off", onclick: restart }, row.connected ? "Restart" : "Reconnect"),
+      h("button", { type: "button", class: "danger", disabled: !ctx.session.rights.includes("registry"), onclick: () => remove(row.name, ctx) }, "Remove")),
     row.connected ? null : h("div", { class: "problem" }, h("p", {}, capitalize(row.reason ?? "")), next(row, ctx)),
     remarks.length ? h("div", { class: "note" }, remarks.map((one) => h("p", {}, typeof one === "string" ? one : JSON.stringify(one)))) : null,
     facts([

@@ -17,7 +17,7 @@ export async function show(root, route, ctx) {
 async function buildClientField(ctx, value, change) {
   const id = newId("clients");
   const known = new Set(["cursor", "claude-code", "claude-desktop", "vscode", "windsurf", "zed", "codex", "gemini-cli"]);
-  if (ctx.session.admin) {
+  if (ctx.session.rights.includes("registry")) {
     const found = await ctx.api.get("/api/clients", {}, ctx.signal).catch(() => ({ clients: [] }));
     for (const one of found.clients) if (one.name) known.add(one.name);
   }

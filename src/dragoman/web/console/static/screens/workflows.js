@@ -66,7 +66,7 @@ async function showOne(root, name, ctx) {
   };
   append(root, [
     heading(name, null, h("a", { class: "button", href: `/console/runs?workflow=${encodeURIComponent(name)}` }, "Its runs"),
-      ctx.session.admin ? act("Delete", remove, { class: "danger" }) : null),
+      ctx.session.rights.includes("workflows") ? act("Delete", remove, { class: "danger" }) : null),
     found.problem ? h("div", { class: "problem" }, p(capitalize(found.problem)), h("p", { class: "next" }, found.digest ? "The version before it is used until the file is correct. All problems, with their lines:" : "It cannot run until the file is correct. All problems, with their lines:"), command(`dragoman workflows check ${quote(name)}`)) : null,
     p(found.description ?? ""),
     facts([["State", badge(found.state)], ["File", code(found.file ?? "")],
