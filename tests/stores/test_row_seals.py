@@ -1,5 +1,5 @@
-"""Seals of rows in a shared database: what somebody who can write it, and does not have the secret
-of the cluster, cannot do."""
+"""Seals of rows in a shared database: what a person who can write it, and does not have the
+secret of the cluster, cannot do."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def sealed(postgres_url: str, tmp_path: Path) -> Iterator[PostgresServer]:
 
 
 def write(place: PostgresServer, statement: str) -> None:
-    """As somebody who has the database only."""
+    """As a person who has the database only."""
     execute(place, "", statement)
 
 
@@ -102,7 +102,9 @@ def test_a_key_that_was_added_or_copied_in_the_database_is_refused(sealed: Postg
         assert store.list() == () and store.has_keys(), "a hub whose keys are refused stays closed"
 
 
-def test_a_change_by_a_hub_does_not_confirm_what_somebody_wrote(sealed: PostgresServer) -> None:
+def test_a_change_by_a_hub_does_not_confirm_what_was_written_by_others(
+    sealed: PostgresServer,
+) -> None:
     with closing(KeyStore(sealed)) as store:
         create(store, "low")
         write(sealed, """UPDATE keys SET roles = '["owner"]' WHERE name = 'low'""")

@@ -269,6 +269,7 @@ class App:
             poll(parts.catalogs.reviews.retry),
             parts.store_watch.keep_pruning(lambda: parts.live.config.audit),
             parts.store_watch.keep_checkpoints(),
+            parts.store_watch.begin_sealing(),
             self.access.watch(serving),
             poll(_sweep_processes, SWEEP_SECONDS),
             parts.guards.watch_load(),

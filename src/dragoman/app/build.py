@@ -124,9 +124,8 @@ def build_app(
     net = OutboundHttp(room_bytes=config.limits.result_megabytes * 1024 * 1024)
     bus, clients = Bus(config.bus.gate_secs), ConnectedClients()
     registered, skill_table = RegisteredAgents(), SkillTable()
-    cluster, member, fence = _build_cluster(home, live)
+    cluster, member, fence, shared_key = _build_cluster(home, live)
     with contextlib.ExitStack() as undo:  # this process may try again
-        shared_key = cluster.key if cluster else None
         stores = build_stores(home, config, live.secrets, member.mark, fence, shared_key)
         undo.callback(stores.close)
         key, share = _share_audit(home, stores, cluster)
@@ -202,14 +201,14 @@ def _build_outer(
 
 def _build_cluster(
     home: Path, live: LiveConfig
-) -> tuple[ClusterParts | None, ClusterMember, Fence | None]:
+) -> tuple[ClusterParts | None, ClusterMember, Fence | None, bytes | None]:
     """None for a single hub, which loads nothing of it."""
     if live.config.cluster.secret is None:
-        return None, SINGLE_HUB, None
+        return None, SINGLE_HUB, None, None
     from dragoman.app.build_cluster import build_cluster
 
     cluster = build_cluster(home, live)
-    return cluster, cluster.hubs, cluster.hubs.fence
+    return cluster, cluster.hubs, cluster.hubs.fence, cluster.key
 
 
 def _share_audit(

@@ -40,7 +40,6 @@ class StoreWatch:
         self._key_changes = KeyChanges(stores.keys, self._record_key)
         self._reported: list[str] = []
         self._unwritten = ""
-        self._seal_at = 0.0
 
     def enroll(self, *, api_key_set: bool) -> None:
         """Notes in the record what this home must have from now on."""
@@ -61,8 +60,6 @@ class StoreWatch:
         that were removed."""
         STORAGE_OUTAGE.check_end()
         with contextlib.suppress(HubError):  # the next check tries again
-            self._begin_sealing()
-        with contextlib.suppress(HubError):  # likewise
             self._key_changes.record_changes()
         self._stores.tally.flush()
         if self._note():
@@ -77,16 +74,17 @@ class StoreWatch:
                     problem,
                 )
 
-    def _begin_sealing(self) -> None:
+    async def begin_sealing(self) -> None:
         """Seals the rows of a shared database once the last hub without seals has left."""
-        place, now = self._stores.place, time.monotonic()
-        if isinstance(place, Path) or not place.seals.is_active or place.seals.is_enforced:
+        place = self._stores.place
+        if isinstance(place, Path) or not place.seals.is_active:
             return
-        if now >= self._seal_at:
-            from dragoman.stores.seal_database import begin_sealing
+        from dragoman.stores.seal_database import begin_sealing
 
-            self._seal_at = now + SEAL_SECONDS
-            begin_sealing(place, self._witness.home)
+        while not place.seals.is_enforced:
+            await asyncio.sleep(SEAL_SECONDS)
+            with contextlib.suppress(HubError):  # tried again
+                begin_sealing(place, self._witness.home)
 
     def find_problems(self) -> list[str]:
         away = self._stores.find_problem()

@@ -181,7 +181,7 @@ class DatabaseApprovals(LoopStore):
         try:
             with self._transact() as db, self._seals.change(db, SEALED, id):
                 if not self._list_ids("id = ?", (id,)):
-                    return False  # it is unknown, or nobody of this cluster has approved it
+                    return False  # it is unknown, or was approved outside of this cluster
                 done = db.execute(
                     "UPDATE approvals SET outcome = ?, hub = ? "
                     f"WHERE id = ? AND kind = ? AND state = ? AND {open_states}",

@@ -180,7 +180,7 @@ class PostgresServer:
         self.fence = fence or Fence()
         """What the write transactions of the stores begin with."""
         self.seals = NO_SEALS
-        """Of the rows that decide what somebody may do; set before stores are opened."""
+        """Of the rows that give rights; set before stores are opened."""
         self._counted: set[str] = set()
         self._oldest: dict[str, int] = {}
         try:

@@ -1,7 +1,7 @@
-"""Seals of rows that decide what somebody may do, in a database that several hubs share.
+"""Seals of rows that give rights, in a database that several hubs share.
 
 A seal is an HMAC over the table and the columns of a row, with a key that is derived from the
-secret of the cluster, so that somebody who can write the database and does not have the secret can
+secret of the cluster, so that a person who can write the database and does not have the secret can
 neither add such a row nor change one. A hub refuses rows without a valid seal, once the rows that
 were there before have been sealed (see `seal_database`). A home of one hub has no seals: who can
 write it has the key, too.
@@ -116,7 +116,7 @@ class RowSeals:
     @contextmanager
     def change(self, db: DatabaseConnection, table: SealedTable, *ids: str) -> Iterator[None]:
         """Seals rows after a change in the open transaction. One that was not valid before stays
-        so: a change of one column must not confirm what somebody wrote into another."""
+        so: a change of one column must not confirm what was written into another."""
         if self._key is None:
             yield
             return

@@ -374,19 +374,19 @@ def check_target_keys(found: DoctorContext) -> Iterator[Finding]:
 
 
 def check_seals(found: DoctorContext) -> Iterator[Finding]:
-    """Checks for rows of a shared database that nobody of the cluster has written."""
+    """Checks for rows of a shared database that no hub of the cluster has written."""
     with found.open_place() as place:
         if isinstance(place, Path):
             return
         if not place.seals.is_active:
-            said = "rows of the database have no seals: who can write it can make an owner's key"
+            said = "rows of the database have no seals: a writer of it can make an owner's key"
             yield Finding("seals", "info", said, "set [cluster] secret; see docs/security.md")
             return
         from dragoman.stores.row_seals import RESEAL
         from dragoman.stores.seal_database import list_refused
 
         for noun, id in list_refused(place):
-            said = f'{noun} "{id}" is refused: nobody of this cluster has written it as it is'
+            said = f'{noun} "{id}" is refused: it was not written by this cluster as it is'
             fix = f"remove it and find out who wrote it; if you trust all that is there: {RESEAL}"
             yield Finding("seals", "problem", clean(said), fix)
 
