@@ -11,7 +11,7 @@ export UV_COMPILE_BYTECODE := 1
 export UV_LINK_MODE := copy
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: browser demo-model up test check fix bench compare conformance docs screenshots faults journeys lock clean help anew
+.PHONY: browser demo-model up test check fix bench compare conformance docs screenshots faults journeys mutants lock clean help anew
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -e 's/:.*## /\t/'
 up: $(VENV)/.core  ## run the hub in the foreground; DEMO=1 installs the demo
@@ -43,6 +43,8 @@ compare: $(VENV)/.core .venv-bench/.done  ## CPU of a call beside the commit BEF
 	$(VENV)/bin/python -m bench.compare bench/build/before
 journeys: $(VENV)/.core  ## how many modules a call crosses
 	$(VENV)/bin/python -m bench.journeys
+mutants: $(VENV)/.dev .venv-mcp1/.done  ## take each security control out, one by one: its tests must fail; OF="16 Taint" for some
+	$(VENV)/bin/python -m tests.mutants -j 2 $(OF)
 faults: $(VENV)/.dev  ## long experiments: fuzzing, kill -9, broken disks; writes docs/reliability.md
 	$(VENV)/bin/python -m faults
 demo-model: $(VENV)/.core .venv-localmodel/.done  ## an agent with a real model on this machine (1.1 GB); writes docs/local-model.md

@@ -158,7 +158,7 @@ class SharedRateLimiter:
         (self._hubs_seen,) = await self._link.evaluate(
             COUNT_HUBS, (self._hubs_key,), self._id, HUB_SECONDS, bounds=(inf,)
         )
-        await self._link.evaluate(CHARGE, (self._probe_key,), 0, 1, 1, bounds=(0, 0))
+        await self._link.evaluate(CHARGE, (self._probe_key,), 0, 1, 1, bounds=(0, 1))
         self._divide()
 
     def _divide(self) -> None:
