@@ -121,8 +121,7 @@ def build_app(
     configuration that could not be read here. Raises `ConfigError`, with everything closed."""
     watch, live = ConfigWatch(home, given), LiveConfig(config, load_variables(home), home)
     api_key = resolve_local_api_key(config, live.secrets) if api_key is None else api_key
-    net = OutboundHttp(room_bytes=config.limits.result_megabytes * 1024 * 1024)
-    bus, clients = Bus(config.bus.gate_secs), ConnectedClients()
+    bus, net, clients = Bus(config.bus.gate_secs), _build_net(config), ConnectedClients()
     registered, skill_table = RegisteredAgents(), SkillTable()
     cluster, member, fence, shared_key = _build_cluster(home, live)
     with contextlib.ExitStack() as undo:  # this process may try again
@@ -189,6 +188,10 @@ def build_app(
         cluster, share, *io,
     )  # fmt: skip
     return _assemble(parts, watch, access_watch, net)
+
+
+def _build_net(config: Config) -> OutboundHttp:
+    return OutboundHttp(room_bytes=config.limits.result_megabytes * 1024 * 1024)
 
 
 def _build_outer(
