@@ -27,6 +27,7 @@ check: $(VENV)/.dev  ## format, lint, spelling, types, architecture
 	$(VENV)/bin/mypy
 	$(VENV)/bin/python -m pytest -q tests/test_architecture.py tests/test_promises.py tests/test_docs.py tests/test_language.py
 	@$(VENV)/bin/python -m tests.module_lengths
+	$(VENV)/bin/python -m bench.journeys
 fix: $(VENV)/.dev  ## format and mend what can be mended
 	$(VENV)/bin/ruff format src tests bench conformance faults examples
 	$(VENV)/bin/ruff check --fix src tests bench conformance faults examples
