@@ -14,10 +14,10 @@ from tests.oauth.sdk_authority import SdkAuthority
 from tests.oauth.world import REDIRECT, World
 
 from dragoman.core.errors import BadReply, ConfigError, Declined, LoginRequired
+from dragoman.core.logins import mark_issuer
 from dragoman.oauth.client.client_auth import ClientKeys, sign_assertion
 from dragoman.oauth.client.records import SHARED
 from dragoman.oauth.client.registration import build_client_document, can_use_document
-from dragoman.oauth.client.urls import mark_issuer
 from dragoman.oauth.config import OAuthSettings
 
 DOCUMENT = "https://hub.example/oauth/client.json"

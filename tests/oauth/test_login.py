@@ -11,8 +11,8 @@ from tests.oauth.served import Browser
 from tests.oauth.world import World
 
 from dragoman.core.errors import BadReply, Declined, InvalidInput, LoginRequired
+from dragoman.core.logins import mark_issuer
 from dragoman.oauth.client.records import SHARED
-from dragoman.oauth.client.urls import mark_issuer
 
 
 def _query_of(url: str) -> dict[str, str]:

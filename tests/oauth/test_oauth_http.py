@@ -14,9 +14,9 @@ from tests.oauth.served import Browser, bind, serve
 from tests.oauth.world import HEADERS, World
 
 from dragoman.core.errors import HubError, LoginRequired
+from dragoman.core.logins import mark_issuer
 from dragoman.oauth.client.http import OAuthHttpClient
 from dragoman.oauth.client.records import SHARED
-from dragoman.oauth.client.urls import mark_issuer
 from dragoman.wire.http import AddressFinder, Body, FixedHeaders, HttpReply
 
 

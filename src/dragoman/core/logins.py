@@ -7,6 +7,7 @@ whom the login is, and ties it to the browser that has opened it.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -78,3 +79,16 @@ def render_problem(error: HubError) -> str:
     if isinstance(error, LoginRequired) and error.url:
         return f"{error}: {error.url}"
     return str(error)
+
+
+MARK_LENGTH = 32
+
+
+def mark_issuer(issuer: str) -> str:
+    """Builds the part of a redirect URI that tells one issuer from all others: a code that arrives
+    at the redirect URI of another issuer is sent nowhere (RFC 9700, section 4.4.2.2)."""
+    return hashlib.sha256(issuer.encode()).hexdigest()[:MARK_LENGTH]
+
+
+def is_mark(text: str) -> bool:
+    return len(text) == MARK_LENGTH and not text.strip("0123456789abcdef")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from urllib.parse import urlencode
 
 from dragoman.core.errors import BadReply, Declined, HubError, InvalidInput, Unreachable
+from dragoman.core.logins import mark_issuer
 from dragoman.core.urls import render_origin
 from dragoman.oauth.client.challenges import join_scopes
 from dragoman.oauth.client.client_auth import ClientIdentity
@@ -27,7 +28,7 @@ from dragoman.oauth.client.registration import (
     ClientRegistration,
 )
 from dragoman.oauth.client.server_finder import ServerFinder
-from dragoman.oauth.client.urls import add_query, get_origin, mark_issuer
+from dragoman.oauth.client.urls import add_query, get_origin
 from dragoman.oauth.config import OAuthSettings
 
 Keep = Callable[[str, StoredToken], None]

@@ -20,9 +20,9 @@ from urllib.parse import quote, urlsplit
 from dragoman.core.background import Work
 from dragoman.core.errors import HubError, InvalidInput
 from dragoman.core.holders import render_holder
+from dragoman.core.logins import is_mark
 from dragoman.core.principal import Principal
 from dragoman.core.urls import parse_query, render_origin
-from dragoman.oauth.client.urls import is_mark
 from dragoman.oauth.logins.desk import DONE, HubLoginDesk, Login
 from dragoman.wire.http import HttpRequest
 from dragoman.wire.json import encode
