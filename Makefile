@@ -17,7 +17,7 @@ help:  ## what can be made
 up: $(VENV)/.core  ## run the hub in the foreground; DEMO=1 installs the demo
 	$(VENV)/bin/dragoman up $(if $(DEMO),--demo)
 test: $(VENV)/.dev .venv-mcp1/.done  ## all tests
-	$(VENV)/bin/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder
+	$(VENV)/bin/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
 browser:  ## install the browser that the tests of the console drive (Debian, as root)
 	command -v chromium >/dev/null || { apt-get update -q && apt-get install -y -q --no-install-recommends chromium; }
 check: $(VENV)/.dev  ## format, lint, spelling, types, architecture
@@ -27,6 +27,7 @@ check: $(VENV)/.dev  ## format, lint, spelling, types, architecture
 	$(VENV)/bin/mypy
 	$(VENV)/bin/python -m pytest -q tests/test_architecture.py tests/test_promises.py tests/test_docs.py tests/test_language.py
 	@$(VENV)/bin/python -m tests.module_lengths
+	$(VENV)/bin/python -m bench.journeys
 fix: $(VENV)/.dev  ## format and mend what can be mended
 	$(VENV)/bin/ruff format src tests bench conformance faults examples
 	$(VENV)/bin/ruff check --fix src tests bench conformance faults examples

@@ -26,6 +26,9 @@ QUIET, ROUNDS = 1.0, 3
 WARNING = " **These figures are a trial on a busy machine: measure them again.**"
 BUSY = 0.7
 """Of a core: the load at which a hub counts as full."""
+ALONE_FACTOR = 1.8
+"""The CPU of a call where calls come one at a time, over that of calls on 16 connections: the first
+table of docs/benchmarks.md has 236 and 131 \u00b5s."""
 CLIENTS_EACH = 1_000
 HUBS = (1, 2, 3, 10, 30, 100)
 
@@ -167,6 +170,7 @@ def render(figures: Figures, assumed: Assumptions) -> str:
     single = BUSY * 1e6 / figures.sqlite_us
     each = costs.idle_database_share + assumed.notifications_per_second * assumed.told_us / 1e6
     return TEXT.read_text(encoding="utf-8").format(
+        alone=f"{single / ALONE_FACTOR:,.0f}",
         single=f"{single:,.0f}",
         busy=f"{BUSY:.0%}",
         carries=f"{carries:,.0f}",

@@ -199,10 +199,9 @@ class Messages(Client):
     def _judge_state(self, key: str, task: Any, effects: int) -> None:
         state = task["status"]["state"]
         text = json.dumps(task["status"].get("message", {}).get("parts"))[:300]
-        check = self.outcome.check
-        if check(state in (COMPLETED, FAILED), f"task {task['id']} of {key} is {state}: {text}"):
-            wanted = (1,) if state == COMPLETED else (0, 1)
-            check(effects in wanted, f"task {task['id']} of {key} is {state}: {effects} effects")
+        about = f"task {task['id']} of {key} is {state} with {effects} effects: {text}"
+        wanted = {COMPLETED: (1,), FAILED: (0, 1)}.get(state, ())
+        self.outcome.check(effects in wanted, about)
         if state != COMPLETED:
             self.outcome.count(f"tasks that ended as {state}")
 
@@ -276,7 +275,9 @@ class Runs(Client):
                 self.outcome.fail(f"run {id} cannot be read at hub {place.number}: {found}")
             elif found["state"] != "completed" and id not in failed:
                 failed.add(id)
-                self.outcome.fail(f"run {id} {found['state']}: {str(found.get('problem'))[:300]}")
+                made = [effects[f"run {id} {step}"] for step in STEPS]
+                problem = str(found.get("problem"))[:300]
+                self.outcome.fail(f"run {id} {found['state']} with the effects {made}: {problem}")
 
         _at_every_hub(self.rig, self.started, check)
         if not self.outcome.figures.get(self.DECIDED):

@@ -41,6 +41,7 @@ from faults import (
     upstream_fuzz,
 )
 from faults.bytes_fuzz import fuzz_bytes
+from faults.cpu_fuzz import fuzz_cpu
 from faults.doors import fuzz_messages
 from faults.fixtures import FUZZED, echo_server, write_agents
 from faults.harness import Outcome, running_hub, temporary_home, write_config
@@ -141,6 +142,13 @@ EXPERIMENTS = [
         "agents whose card is another one at every fetch, changed in structure and in bytes",
         "0 hangs, 0 HTTP 500, 0 tracebacks; another agent is used meanwhile",
         upstream_fuzz.fuzz_cards, 20_000, 500,
+    ),
+    Experiment(
+        "CPU of requests",
+        "64 KB of head or query to every open path, 1 MB of body to every operation, in 12 to 30 "
+        "shapes each",
+        "no request takes the event loop more than 5 times the CPU of an ordinary one of its size",
+        partial(run_fuzz, fuzz_cpu), 5_000, 300, fuzz_cpu,
     ),
     Experiment(
         "OpenAPI document",

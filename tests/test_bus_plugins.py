@@ -83,7 +83,7 @@ async def test_plugins_that_the_configuration_names_observe_follow_and_gate(
     rows, _ = await events.dispatches.find(10, None, org="default", caller="*")
     assert [row["status"] for row in rows] == ["denied", "completed"]
     events.streams.close()
-    await asyncio.wait_for(events.close(), 5)
+    await asyncio.wait_for(events.close(), 60)
     module = __import__(installed)
     assert module.heard == ["pre-verb", "post-verb", "pre-verb", "post-verb", "verb-error"]
     assert module.followed == ["completed", "failed"]

@@ -274,7 +274,7 @@ def run_nginx(folder: Path, ports: list[int], port: int) -> Iterator[str]:
             yield url
         finally:
             running.terminate()
-            running.communicate(timeout=10)
+            running.communicate(timeout=60)
 
 
 def is_answered(url: str) -> bool:

@@ -203,7 +203,7 @@ def test_one_process_holds_a_home_and_the_second_learns_its_holder(tmp_path):
         with pytest.raises(HomeLocked) as told:
             lock_home(home)
         process.stdin.close()
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
 
     assert (bare.value.pid, bare.value.daemon) == (process.pid, None)
     assert str(told.value) == (
@@ -235,7 +235,7 @@ def test_killed_holder_releases_the_home_despite_live_children(tmp_path):
         try:
             assert process.stdout.readline() == "held\n"
             process.send_signal(signal.SIGKILL)
-            process.wait(10)
+            process.wait(60)
             os.kill(child, 0)
 
             assert not is_locked(home)

@@ -54,7 +54,7 @@ def run_installed(
 ) -> subprocess.CompletedProcess[str]:
     environment = {"HOME": str(home), "PATH": f"{installed}:{os.environ['PATH']}", **more}
     return subprocess.run(
-        ["dragoman", *args], env=environment, cwd=home, capture_output=True, text=True, timeout=30,
+        ["dragoman", *args], env=environment, cwd=home, capture_output=True, text=True, timeout=60,
         check=False,
     )  # fmt: skip
 
@@ -165,7 +165,7 @@ def test_image_command_works_with_its_environment(installed: Path, short_tmp: Pa
             assert "Hello, World!" in called.stdout, called.stderr
         finally:
             hub.terminate()
-            lines = (hub.communicate(timeout=20)[1]).splitlines()
+            lines = (hub.communicate(timeout=60)[1]).splitlines()
     assert hub.returncode == 0
     assert lines and all("time" in json.loads(line) for line in lines)
 
@@ -254,6 +254,6 @@ def test_launchd_agent_starts_the_same_command(monkeypatch: pytest.MonkeyPatch) 
 def test_native_windows_gets_an_explanation() -> None:
     code = "import os, sys; os.name = 'nt'; from dragoman.__main__ import main; sys.exit(main())"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=30
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
     )
     assert done.returncode == 1 and "run it in WSL" in done.stderr and not done.stdout

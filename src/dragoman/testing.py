@@ -249,5 +249,8 @@ class _Body:
     async def chunks(self) -> AsyncIterator[bytes]:
         yield self._data
 
+    async def reserve(self, size: int) -> None:
+        pass
+
     def close(self) -> None:
         pass

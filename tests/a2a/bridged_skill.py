@@ -143,7 +143,7 @@ async def bridged(
         ground = BridgedAgent(hub, agent, server)
         ground.calls = calls
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 agent.offer(await agent.client.find_probed(server.url), "agent-1")
                 yield ground
         finally:

@@ -159,7 +159,7 @@ class RegistryRig:
 
     async def until(self, true: Callable[[], bool]) -> None:
         """Looks whenever an agent or the catalog has changed."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not true():
                 self._moved.clear()
                 await self._moved.wait()
@@ -179,6 +179,7 @@ async def run_registry(
     catalog: Catalog | None = None,
     start: bool = True,
     bridge: str = "",
+    read_delay: Callable[[], float] = lambda: 0.0,
 ) -> AsyncIterator[RegistryRig]:
     written = f"[bridge]\nprobe_secs = {every}\n{bridge}[a2a]\nenabled = true\nstore = 'memory'\n"
     written += config
@@ -197,7 +198,7 @@ async def run_registry(
     touch, registered = (lambda: changes.append(None)), RegisteredAgents()
     agents = AgentsBuilder(
         home, live, state, stores, hub, net, local, registered, pins.review_card, touch,
-        lambda entry: None,
+        lambda entry: None, read_delay,
     ).build()  # fmt: skip
     made = RegistryRig(hub, parsed, state, agents, store, pins, audit)
     try:
@@ -207,7 +208,7 @@ async def run_registry(
         made.fact_changes = len(changes)
     finally:
         agents.begin_stop()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await agents.stop()
             await net.close()
         store.close()

@@ -300,7 +300,7 @@ def served() -> Iterator[dict[str, Any]]:
     place["url"] = f"http://127.0.0.1:{server.server_port}"
     yield place
     server.shutdown()
-    thread.join(10)
+    thread.join(60)
     server.server_close()
 
 

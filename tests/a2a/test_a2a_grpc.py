@@ -429,7 +429,7 @@ async def test_hub_error_has_a_status_and_an_internal_fault_shows_nothing() -> N
         assert "secrets" not in (caught.value.details() or "")
         canned.stop = OwnedElsewhere("0123abcd")  # gRPC calls are not forwarded
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await A2AServiceStub(client.channel).SendMessage(sent(), timeout=5)
+            await A2AServiceStub(client.channel).SendMessage(sent(), timeout=60)
         assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
         assert "another hub" in (caught.value.details() or "")
 
@@ -619,7 +619,7 @@ async def _run(program: str) -> tuple[int, str, str]:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    out, err = await asyncio.wait_for(child.communicate(), 30)
+    out, err = await asyncio.wait_for(child.communicate(), 60)
     assert child.returncode is not None
     return child.returncode, out.decode(), err.decode()
 

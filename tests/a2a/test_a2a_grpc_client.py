@@ -79,7 +79,7 @@ async def client_of(
 
     async with scripted_agent(handle) as agent, a_client(resolve) if resolve else a_client() as net:
         http = net.open_configured(agent.url, allow_private=private)
-        client = A2aClient(http, timeout=5, registered=agent.url)
+        client = A2aClient(http, timeout=60, registered=agent.url)
         try:
             yield client, agent.url
         finally:
@@ -161,11 +161,11 @@ async def test_unavailable_operation_does_not_disable_the_agent() -> None:
 
     async with served(answer) as port, client_of(f"127.0.0.1:{port}") as (client, url):
         slow = asyncio.ensure_future(client.send_message(url, SAID))
-        await asyncio.wait_for(begun.wait(), 10)
+        await asyncio.wait_for(begun.wait(), 60)
         with pytest.raises(Unreachable):
             await client.send_message(url, SAID)
         refused.set()
-        assert (await asyncio.wait_for(slow, 10))["message"]["messageId"] == "m"
+        assert (await asyncio.wait_for(slow, 60))["message"]["messageId"] == "m"
 
 
 async def test_channel_is_not_closed_during_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +191,7 @@ async def test_channel_is_not_closed_during_a_call(monkeypatch: pytest.MonkeyPat
 
         agent = await stack.enter_async_context(scripted_agent(handle))
         net = await stack.enter_async_context(a_client())
-        client = A2aClient(net.open_configured(agent.url, allow_private=True), timeout=10)
+        client = A2aClient(net.open_configured(agent.url, allow_private=True), timeout=60)
         stack.push_async_callback(client.close)
 
         async def send(n: int) -> str:
@@ -199,7 +199,7 @@ async def test_channel_is_not_closed_during_a_call(monkeypatch: pytest.MonkeyPat
 
         slow_at = 1
         slow = asyncio.create_task(send(0))
-        await asyncio.wait_for(begun.wait(), 10)
+        await asyncio.wait_for(begun.wait(), 60)
         slow_at = 0
         for n in range(1, 5):
             assert await send(n) == "hello"
@@ -207,34 +207,34 @@ async def test_channel_is_not_closed_during_a_call(monkeypatch: pytest.MonkeyPat
         channels = client._channels
         assert channels is not None and len(channels._channels) == 2
         released.set()
-        assert await asyncio.wait_for(slow, 10) == "hello"
+        assert await asyncio.wait_for(slow, 60) == "hello"
         # With calls on all of them there are more, for as long as these last.
         released.clear()
         slow_at = 1
         calls = [asyncio.create_task(send(n)) for n in range(5)]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while sum(one.calls for one in channels._channels.values()) < 5:
                 await asyncio.sleep(0.01)
         released.set()
-        assert await asyncio.wait_for(asyncio.gather(*calls), 10) == ["hello"] * 5
-        async with asyncio.timeout(10):
+        assert await asyncio.wait_for(asyncio.gather(*calls), 60) == ["hello"] * 5
+        async with asyncio.timeout(60):
             while len(channels._channels) > 2:
                 await asyncio.sleep(0.01)
         # A channel closed because its agent is removed says so; no call is cancelled for it.
         begun.clear()
         released.clear()
         slow = asyncio.create_task(send(0))
-        await asyncio.wait_for(begun.wait(), 10)
+        await asyncio.wait_for(begun.wait(), 60)
         await client.close()
         with pytest.raises(Unreachable, match="connection was closed") as caught:
-            await asyncio.wait_for(slow, 10)
+            await asyncio.wait_for(slow, 60)
         assert caught.value.sent
         slow = asyncio.create_task(send(0))
         begun.clear()
-        await asyncio.wait_for(begun.wait(), 10)
+        await asyncio.wait_for(begun.wait(), 60)
         slow.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await asyncio.wait_for(slow, 10)
+            await asyncio.wait_for(slow, 60)
 
 
 async def test_silent_or_oversized_grpc_agent_fails() -> None:

@@ -101,7 +101,7 @@ def over_grpc(
     with grpc.insecure_channel(where) as channel:
         call = getattr(A2AServiceStub(channel), operation)
         try:
-            answer = call(ParseDict(dict(params), kind()), metadata=metadata, timeout=10)
+            answer = call(ParseDict(dict(params), kind()), metadata=metadata, timeout=60)
             if isinstance(answer, grpc.Call):  # a stream
                 answer = next(answer)
         except grpc.RpcError as error:

@@ -37,7 +37,7 @@ from dragoman.stores.tasks import DatabaseTaskStore, MemoryTaskStore
 
 ALICE, BOB = Principal("key", "alice"), Principal("key", "bob")
 BOUND = 5.0
-pytestmark = [pytest.mark.timeout(30), pytest.mark.promise("I3")]
+pytestmark = pytest.mark.promise("I3")
 
 
 # --- the receiver

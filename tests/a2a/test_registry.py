@@ -377,12 +377,11 @@ async def test_configured_agents_are_discovered_in_parallel(tmp_path: Path) -> N
             await here.until(lambda: len(here.tools()) == 20)
 
 
-async def test_the_registry_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dragoman.a2a.remote.registry.MAX_AGENTS", 1)
+async def test_the_registry_is_bounded(tmp_path: Path) -> None:
     async with (
         run_changeable_agent("a", name="One") as one,
         run_changeable_agent("b", name="Two") as two,
-        run_registry(tmp_path) as g,
+        run_registry(tmp_path, bridge="max_agents = 1\n") as g,
     ):
         await g.listed.add({"url": one.url})
         with pytest.raises(Exception, match="1 agents are registered"):

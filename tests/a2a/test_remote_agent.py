@@ -84,7 +84,7 @@ async def remote(url: str, seconds: float = 30.0, **entry: Any) -> AsyncIterator
         signatures="ignore",
     )
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             agent.offer(await agent.client.find_probed(url), "card-1")
             yield Remote(hub, agent)
     finally:

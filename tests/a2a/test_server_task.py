@@ -230,7 +230,7 @@ async def test_finished_task_leaves_memory_at_the_next_sweep_and_reloads_equal()
     is_in_memory = task.record.view is not None
     assert task.record.entries == [] and is_in_memory and task.result is None
     assert render_task(task) == shown
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while task.record.view is not None:
             await asyncio.sleep(0.01)
     assert render_task(task) == shown

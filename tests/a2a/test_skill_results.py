@@ -350,7 +350,7 @@ async def sdk_skill(url: str, updates: list[Update]) -> AsyncIterator[Callable[.
         )
 
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             agent.offer(await agent.client.find_probed(url), "1")
             yield call
     finally:

@@ -105,7 +105,7 @@ class HubRig:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         writer.write("\r\n".join([*lines, "", ""]).encode() + data)
         try:
-            answer = await asyncio.wait_for(reader.read(), 10)
+            answer = await asyncio.wait_for(reader.read(), 60)
         finally:
             writer.close()
         head, _, found = answer.partition(b"\r\n\r\n")
@@ -236,7 +236,7 @@ async def test_trace_is_read_from_both_kinds_of_grpc_metadata(transport: Any) ->
             given = {**message, "metadata": dict(metadata)}
             request = ParseDict({"message": given}, pb.SendMessageRequest())
             context = ClientCallContext(service_parameters=dict(headers))
-            await asyncio.wait_for(client.send_message(request, context=context), 10)
+            await asyncio.wait_for(client.send_message(request, context=context), 60)
             return here.agent.calls[-1].trace
 
         assert (await send(flight.trace.build_context(), {})).parent is flight

@@ -62,7 +62,7 @@ async def test_agent_needs_the_approval_that_its_caller_needs(short_tmp: Path) -
         assert found.parked.chain == ("keeper.message",)
         # No client waits, so the hub makes the call for the agent and its caller.
         desk.decide(request.id, True, OWNER)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while desk.get(request.id).outcome != "completed":
                 await asyncio.sleep(0.01)
         assert await rig.ask("keeper", "remember me") != said  # the kept result

@@ -261,7 +261,7 @@ async def test_messages_of_one_conversation_are_answered_in_their_order(
     one = MessageOrigin(context="one")
     await programs.send(agent, "-", message=one)
     tasks = [asyncio.ensure_future(programs.send(agent, text, message=one)) for text in "abc"]
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not (tmp_path / "gate").exists():
             await asyncio.sleep(0.005)
     other = await programs.send(agent, "x", message=MessageOrigin(context="two"))
@@ -274,13 +274,13 @@ async def test_messages_of_one_conversation_are_answered_in_their_order(
 async def test_ended_program_agent_answers_its_callers(programs: Programs) -> None:
     agent = programs.python("import time\nprint('begun', flush=True)\ntime.sleep(60)")
     waiting = asyncio.ensure_future(programs.send(agent))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not list_marked(programs.mark):
             await asyncio.sleep(0.005)
     agent.end()
     for work in (waiting, programs.send(agent)):
         with pytest.raises(WorkFailed, match="was ended before it answered"):
-            await asyncio.wait_for(work, 10)
+            await asyncio.wait_for(work, 60)
 
 
 async def test_state_belongs_to_one_conversation_over_a2a(programs: Programs) -> None:

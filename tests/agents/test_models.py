@@ -57,6 +57,9 @@ class Body:
         for chunk in self._chunks:
             yield chunk
 
+    async def reserve(self, size: int) -> None:
+        pass
+
     def close(self) -> None:
         self.closed = True
 

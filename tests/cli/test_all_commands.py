@@ -202,7 +202,7 @@ def test_closed_stdout_ends_the_command_quietly(terminal: Terminal, words: list[
     assert child.stdout is not None and child.stderr is not None
     child.stdout.close()
     err = child.stderr.read().decode()
-    assert child.wait(20) in (0, 1) and "Traceback" not in err and "Exception" not in err, err
+    assert child.wait(60) in (0, 1) and "Traceback" not in err and "Exception" not in err, err
     child.stderr.close()
 
 

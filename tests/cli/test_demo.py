@@ -196,7 +196,7 @@ def test_glossary_server_speaks_the_handshake_revisions(revision: str) -> None:
         input="".join(json.dumps({"jsonrpc": "2.0", **one}) + "\n" for one in asked),
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=60,
         check=True,
     )
     said = [json.loads(line) for line in done.stdout.splitlines()]

@@ -136,7 +136,7 @@ def test_doctor_reports_an_unwritable_home() -> None:
             os.chown(home, other, other)
         home.chmod(0o500)
         done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False,
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
     finally:
         home.chmod(0o700)

@@ -69,7 +69,7 @@ def test_hello_server_speaks_the_handshake_revisions(revision: str) -> None:
         input=lines,
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=60,
         check=True,
     )
     said = [json.loads(line) for line in done.stdout.splitlines()]

@@ -126,7 +126,7 @@ def test_first_up_writes_the_configuration_and_prints_next_steps(terminal: Termi
     assert f"dragoman {__version__} is up" in said
     address = urlsplit(re.findall(r"http://127\.0\.0\.1:\d+/mcp", said)[0])
     assert "dragoman install cursor" in said and "dragoman import" in said
-    connection = http.client.HTTPConnection("127.0.0.1", address.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", address.port, timeout=60)
     connection.request("GET", "/healthz")
     assert connection.getresponse().read() == b"ok\n"
     connection.close()

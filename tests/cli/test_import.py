@@ -467,13 +467,13 @@ def test_import_asks_on_a_terminal(tmp_path: Path, answer: str, added: bool) -> 
         stderr=theirs,
     )
     os.close(theirs)
-    seen, until = b"", time.monotonic() + 30
+    seen, until = b"", time.monotonic() + 60
     try:
         while b"?" not in seen and time.monotonic() < until:
             if select.select([ours], [], [], 1)[0]:
                 seen += os.read(ours, 4096)
         os.write(ours, f"{answer}\n".encode())
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=60) == 0
     finally:
         process.kill()
         process.wait()

@@ -502,7 +502,7 @@ def test_terminal_clients_get_a_bare_command_only_if_on_path(tmp_path: Path) -> 
             [script, client, "--dry-run", "--json"],
             env=env,
             capture_output=True,
-            timeout=30,
+            timeout=60,
             check=True,
         )
         return str(json.loads(done.stdout)["entry"]["command"])
@@ -531,7 +531,7 @@ def test_concurrent_installs_leave_a_valid_file(tmp_path: Path) -> None:
     ]
     done = []
     for name, process in zip(names, running, strict=True):
-        process.communicate(timeout=30)
+        process.communicate(timeout=60)
         done += [name] if process.returncode == 0 else []
     servers = parse_document("json", path.read_bytes())["mcpServers"]
     assert done and "a" in servers and set(servers) <= {"a", *done}

@@ -18,7 +18,7 @@ def status_of(url: str, key: str = "") -> int:
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
         with urllib.request.urlopen(
-            urllib.request.Request(f"{url}/api/status", headers=headers), timeout=10
+            urllib.request.Request(f"{url}/api/status", headers=headers), timeout=60
         ) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -75,10 +76,16 @@ def test_apps_are_listed_and_disconnected(terminal: Terminal) -> None:
     assert done.code == 0 and "1 app disconnected" in done.out
     assert terminal.quick("users", "tokens", "--revoke", "nothing").code == 5
     assert terminal.quick("users", "tokens", "--revoke-all").code == 2
-    assert terminal.quick("users", "passwd", "anna").out.strip().startswith("http://")
-    assert len(grants.list("anna")) == 2  # a link alone ends nothing
-    changed = terminal.quick("users", "passwd", "anna", "--password", input=f"{PASSWORD}!\n")
-    assert changed.code == 0 and grants.list("anna") == []
+    assert terminal.quick("users", "passwd", "anna", "--keep").out.strip().startswith("http://")
+    typed = f"{PASSWORD}!\n"
+    kept = terminal.quick("users", "passwd", "anna", "--password", "--keep", input=typed)
+    assert kept.code == 0 and len(grants.list("anna")) == 2
+    link = terminal.quick("users", "passwd", "anna")
+    assert link.out.strip().startswith("http://") and "2 connected apps" in link.err
+    assert grants.list("anna") == []
+    changed = terminal.quick("users", "passwd", "anna", "--password", "--json", input=typed)
+    ended = {"sessions": 0, "apps": 0, "passkeys": 0, "browsers": 0}
+    assert json.loads(changed.out)["ended"] == ended
     base.close()
 
 

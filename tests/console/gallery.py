@@ -217,7 +217,7 @@ class Gallery:
             self.keys[name] = json.loads(made.stdout)["key"]
         done = hub.post("/api/policies", {"name": "team", "text": POLICIES})
         assert done.get("ok"), done
-        hub.post("/api/demo", {})
+        assert hub.command("demo", "add").returncode == 0
         added = hub.post("/api/a2a/agents", {"url": agent_url, "name": "Release notes"})
         self.agent = added["agent"]["id"] if "agent" in added else added["id"]
         until(lambda: "guide.message" in json.dumps(hub.api("/api/tools?q=guide")))

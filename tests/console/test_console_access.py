@@ -42,7 +42,7 @@ THIEF = """
 import encodings.idna, http.client, os, sys  # before its user may not read them
 os.setgroups([]); os.setgid(12346); os.setuid(12346)
 url, code = sys.argv[1:]
-there = http.client.HTTPConnection(url.removeprefix("http://"), timeout=20)
+there = http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)
 there.request("POST", "/console/login", f"code={code}", {"origin": url})
 answer = there.getresponse()
 print(answer.status, answer.headers["set-cookie"])
@@ -55,7 +55,7 @@ class Visitor:
 
     def __init__(self, hub: RunningHub) -> None:
         self.hub = hub
-        self.http = httpx.Client(base_url=hub.url, verify=NO_TLS, timeout=20)
+        self.http = httpx.Client(base_url=hub.url, verify=NO_TLS, timeout=60)
         self.csrf = ""
 
     def __enter__(self) -> Visitor:
@@ -123,7 +123,7 @@ def test_a_link_for_the_own_browser_serves_no_other_user(hub: RunningHub) -> Non
     code = link.partition("code=")[2]
     if os.geteuid() == 0:
         thief = [sys.executable, "-c", THIEF, hub.url, code]
-        tried = subprocess.run(thief, capture_output=True, text=True, timeout=30, check=False)
+        tried = subprocess.run(thief, capture_output=True, text=True, timeout=60, check=False)
         assert tried.stdout.strip() == "403 None", tried.stderr
     with Visitor(hub) as visitor:
         assert visitor.post_form("/console/login", code=code).status_code == 303

@@ -268,7 +268,7 @@ def test_approvals_are_decided_on_a_phone(place: Place, open_tab: OpenTab) -> No
         card.locator("input").fill("seen")
         card.locator("text=Approve once").click()
     finally:
-        caller.join(40)
+        caller.join(60)
     assert answers[0]["content"][0]["text"] == "arrived: pay"
     row = tab.page.locator("tbody tr")
     expect(row).to_contain_text("seen")

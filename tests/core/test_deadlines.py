@@ -8,7 +8,7 @@ from dragoman.core.deadlines import Deadlines
 
 
 async def until(event: asyncio.Event) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await event.wait()
 
 

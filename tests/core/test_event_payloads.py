@@ -288,7 +288,7 @@ async def test_nested_call_emits_exec_events_and_a_user_call_does_not() -> None:
     skill_hub = SkillHub()
     received = agents(skill_hub)
     outer = skill_hub.begin("files.read")
-    await asyncio.wait_for(skill_hub.agent.running.wait(), 5)
+    await asyncio.wait_for(skill_hub.agent.running.wait(), 60)
     assert received == []
     above = skill_hub.agent.calls[0].trace
     headers = {name.encode(): value.encode() for name, value in above.build_headers().items()}
@@ -334,7 +334,7 @@ async def test_tool_error_and_cancellation_are_result_events() -> None:
         "source": "Vercel Ops",
     }
     running = skill_hub.begin(who=agent)
-    await asyncio.wait_for(skill_hub.agent.running.wait(), 5)
+    await asyncio.wait_for(skill_hub.agent.running.wait(), 60)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert received[3]["payload"]["error"]["code"] == -32800

@@ -24,7 +24,6 @@ from faults import (
 
 
 @pytest.mark.promise("K2", "N1")
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("experiment", [kills.kill_tasks, kills.kill_calls])
 def test_killed_hub_loses_and_repeats_nothing_it_acknowledged(experiment) -> None:
     outcome = Outcome()
@@ -33,7 +32,6 @@ def test_killed_hub_loses_and_repeats_nothing_it_acknowledged(experiment) -> Non
 
 
 @pytest.mark.promise("K2", "R14")
-@pytest.mark.timeout(180)
 def test_killed_hub_continues_its_runs_and_repeats_nothing_that_may_not_be() -> None:
     outcome = Outcome()
     run_kills.kill_runs(5, SEED, outcome)
@@ -42,7 +40,6 @@ def test_killed_hub_continues_its_runs_and_repeats_nothing_that_may_not_be() -> 
 
 
 @pytest.mark.promise("K2", "N1")
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("experiment", [disk.disk_full, disk.disk_read_only])
 def test_hub_on_a_full_or_read_only_disk_refuses_and_recovers(experiment) -> None:
     outcome = Outcome()
@@ -58,7 +55,6 @@ def test_hub_on_a_full_or_read_only_disk_refuses_and_recovers(experiment) -> Non
     [(disk.fail_operations, 2), (disk.slow_disk, 3), (clock.jump, 1)],
     ids=["failing", "slow", "clock"],
 )
-@pytest.mark.timeout(120)
 def test_failing_disk_or_clock_jump_loses_nothing(experiment, size) -> None:
     outcome = Outcome()
     try:
@@ -74,7 +70,6 @@ def test_hub_without_free_descriptors_keeps_serving_and_recovers() -> None:
     judge(outcome)
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("experiment", "size"),
     [(databases.damage_stores, 5), (databases.delete_stores, 2), (databases.lock_stores, 2)],
@@ -87,7 +82,6 @@ def test_hub_without_a_database_refuses_what_it_protected(experiment, size) -> N
 
 
 @pytest.mark.promise("B7")
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("experiment", [peers.misbehaving_servers, peers.misbehaving_agents])
 def test_misbehaving_servers_and_agents_do_not_affect_others(experiment) -> None:
     outcome = Outcome()
@@ -96,7 +90,6 @@ def test_misbehaving_servers_and_agents_do_not_affect_others(experiment) -> None
 
 
 @pytest.mark.promise("T1", "K2")
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("experiment", "size"),
     [(model_agents.kill_agents, 2), (model_agents.fail_models, 1)],
@@ -135,7 +128,6 @@ def test_every_configuration_edit_is_applied_while_servers_start() -> None:
 
 
 @pytest.mark.promise("P5", "R9")
-@pytest.mark.timeout(120)
 def test_injected_instructions_and_changed_definitions_are_refused() -> None:
     outcome = Outcome()
     injections.inject(8, SEED, outcome)

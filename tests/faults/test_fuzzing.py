@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from faults.bytes_fuzz import fuzz_bytes
+from faults.cpu_fuzz import fuzz_cpu
 from faults.doors import fuzz_messages
 from faults.fixtures import FUZZED, echo_server, write_agents
 from faults.harness import SEED, Outcome, running_hub, temporary_home, write_config
@@ -45,8 +46,14 @@ def test_fuzzed_messages_are_all_answered(fuzzed: RunningHub, door: str) -> None
     judge(outcome)
 
 
+@pytest.mark.promise("N1")
+def test_no_request_holds_the_loop_far_longer_than_an_ordinary_one(fuzzed: RunningHub) -> None:
+    outcome = Outcome()
+    fuzz_cpu(fuzzed, 150, SEED, outcome, factor=25)  # five in a whole run, on a quiet machine
+    judge(outcome)
+
+
 @pytest.mark.promise("B7")
-@pytest.mark.timeout(120)
 def test_fuzzing_servers_and_agents_get_a_typed_error_and_are_used_again() -> None:
     outcome = Outcome()
     with fuzzed_hub(SEED, outcome) as (hub, url):

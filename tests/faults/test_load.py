@@ -14,7 +14,6 @@ def judge(outcome: Outcome) -> None:
 
 
 @pytest.mark.promise("N1")
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     "experiment",
     [attacks.many_values, attacks.request_bombs, attacks.response_bombs, attacks.drips],
@@ -26,7 +25,6 @@ def test_attacks_take_bounded_memory_and_leave_others_served(experiment) -> None
     judge(outcome)
 
 
-@pytest.mark.timeout(120)
 def test_overload_is_refused_with_retry_after_and_leaves_others_served() -> None:
     outcome = Outcome()
     attacks.overload(1, SEED, outcome)
@@ -39,7 +37,6 @@ def test_steady_load_is_answered_correctly() -> None:
     judge(outcome)
 
 
-@pytest.mark.timeout(120)
 def test_clients_and_servers_that_come_and_go_leave_nothing_behind() -> None:
     outcome = Outcome()
     load.soak(1, SEED, outcome)
@@ -54,7 +51,6 @@ def test_shutdown_answers_fifty_calls_in_flight() -> None:
 
 
 @pytest.mark.promise("B7")
-@pytest.mark.timeout(120)
 def test_misbehaving_http_servers_do_not_affect_others() -> None:
     outcome = Outcome()
     peers.misbehaving_http_servers(1, SEED, outcome)

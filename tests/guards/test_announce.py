@@ -178,7 +178,7 @@ async def test_cancelled_call_is_announced_as_failed_and_frees_its_slot() -> Non
 
     announce = Announce(bus, 1)
     task = asyncio.ensure_future(build_pipeline([announce], waits)(a_call()))
-    await asyncio.wait_for(begun.wait(), 5)
+    await asyncio.wait_for(begun.wait(), 60)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert [type(event) for event in heard] == [PreVerb, PostVerb]

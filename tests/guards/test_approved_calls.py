@@ -49,7 +49,7 @@ async def until_completed(rig: RunRig, desk: ApprovalDesk, id: str) -> None:
 async def test_rights_that_cannot_be_checked_fail_no_approved_call(short_tmp: Path) -> None:
     async with run_rig(short_tmp, policies=POLICIES) as rig:
         rig.app.parts.stores.keys.create(
-            "bob", owner="Bob", expires_at=None, scopes=[], roles=["owner"]
+            "bob", owner="Bob", expires_at=None, scopes=["call"], roles=["owner"]
         )
         rig.add("pay", lambda one: "paid")
         approvals = rig.app.parts.guards.approvals
@@ -80,7 +80,7 @@ async def test_approved_call_begins_once_its_store_is_back(
     url = request.getfixturevalue("postgres_url") if engine == "postgres" else None
     async with run_rig(short_tmp, policies=POLICIES, store=StoreSettings(url=url)) as rig:
         rig.app.parts.stores.keys.create(
-            "bob", owner="Bob", expires_at=None, scopes=[], roles=["owner"]
+            "bob", owner="Bob", expires_at=None, scopes=["call"], roles=["owner"]
         )
         rig.add("pay", lambda one: "paid")
         desk = rig.app.parts.guards.approvals.find_desk()

@@ -90,7 +90,7 @@ async def test_nested_call_is_recorded_with_origin_chain_and_labels(
 ) -> None:
     skill_hub = Recorded(tmp_path)
     outer = skill_hub.begin("files.read")
-    await asyncio.wait_for(skill_hub.agent.running.wait(), 5)
+    await asyncio.wait_for(skill_hub.agent.running.wait(), 60)
     above = skill_hub.agent.calls[0].trace
     headers = {name.encode(): value.encode() for name, value in above.build_headers().items()}
     next(skill_hub.chains._running[above.span].list_waiting()).chain.labels = frozenset(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
@@ -13,6 +14,7 @@ import msgspec
 import pytest
 from tests.permissive_hub import build_permissive_hub, call_tool
 
+from dragoman.core.backoff import Backoff
 from dragoman.core.bus import Bus
 from dragoman.core.call import FORM, Call, MessageOrigin, Question, Result
 from dragoman.core.call_chains import CallChains
@@ -38,7 +40,7 @@ from dragoman.guards.config import TaintSettings
 from dragoman.guards.detectors import find_credential, find_personal_data
 from dragoman.guards.questions import Questions
 from dragoman.guards.recursion import Recursion
-from dragoman.guards.taint import CollectLabels, Taint
+from dragoman.guards.taint import LABEL_PAUSES, CollectLabels, Taint
 from dragoman.guards.tool_flows import ToolFlowTable, find_mode, list_rules
 from dragoman.stores.database import StorePlace
 from dragoman.stores.labels import DatabaseLabels, MemoryLabels
@@ -89,7 +91,12 @@ class Rig:
     """A hub with the taint guard, tools that a test adds, and an agent that runs a script of calls
     within its own chain."""
 
-    def __init__(self, settings: str = "", store: LabelStore | None = None) -> None:
+    def __init__(
+        self,
+        settings: str = "",
+        store: LabelStore | None = None,
+        pauses: Backoff = LABEL_PAUSES,
+    ) -> None:
         parsed = msgspec.toml.decode(settings.encode(), type=TaintSettings)
         self.chains = CallChains(bytes(32))
         self.table = ToolFlowTable(parsed)
@@ -103,7 +110,7 @@ class Rig:
                 Recursion(self.chains),
                 CollectLabels(self.chains, self.table, self.carried),
                 Questions(QuestionHandles(bytes(32), 60)),
-                Taint(self.chains, self.table, self.carried),
+                Taint(self.chains, self.table, self.carried, pauses=pauses),
             ],
         )
         self.hub.chains = self.chains
@@ -894,3 +901,36 @@ async def test_answer_to_a_question_continues_with_the_labels_of_the_run() -> No
     asked = await rig.call("agent.message", features=FORMS)
     with pytest.raises(Tainted, match=r'from "from_external_network.do"'):
         await rig.call("agent.message", features=FORMS, handle=asked.handle, answers={"q": {}})
+
+
+@pytest.mark.parametrize("is_back", [True, False])
+async def test_a_result_waits_until_its_labels_can_be_stored(
+    store_place: StorePlace, is_back: bool
+) -> None:
+    store = DatabaseLabels(store_place)
+    rig = Rig(store=store, pauses=Backoff(first=0.01, longest=0.01))
+
+    def rename(before: str, after: str) -> None:
+        with store._base.writer.transaction():
+            store._base.db.execute(f"ALTER TABLE {before} RENAME TO {after}")
+
+    def leave(call: Call) -> Result:
+        rename("labels", "away")  # after the checks before the call
+        if is_back:
+            asyncio.get_running_loop().call_later(0.03, rename, "away", "labels")
+        return text("mail of a stranger")
+
+    inbox = Target("inbox", leave, reach=EXTERNAL)
+    rig.add(build_tool(inbox, hints={"openWorldHint": True, "readOnlyHint": True}))
+    try:
+        if is_back:
+            await rig.run("inbox.do", client="session-1")
+            assert store.list_labels("", 9)
+        else:
+            with pytest.raises(WorkFailed, match=r"may have taken effect.*labels cannot be stored"):
+                await rig.run("inbox.do", client="session-1")
+    finally:
+        if not is_back:
+            rename("away", "labels")
+        store.close()
+    assert len(inbox.calls) == 1

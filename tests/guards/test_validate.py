@@ -146,7 +146,7 @@ def test_external_reference_is_neither_fetched_nor_refused() -> None:
             assert compile_schema(schema)({"a": 1}) is None
     finally:
         server.shutdown()
-        thread.join(5)
+        thread.join(60)
         server.server_close()
     assert asked == []
 

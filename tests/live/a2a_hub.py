@@ -46,7 +46,7 @@ class HubRig:
     def open(self, key: str) -> None:
         (self.gates / key).touch()
 
-    def seen(self, key: str, seconds: float = 10.0) -> None:
+    def seen(self, key: str, seconds: float = 60.0) -> None:
         """Waits until an agent has left word."""
         until((self.gates / key).exists, seconds)
 
@@ -245,7 +245,7 @@ class DialectBinding:
         params: Mapping[str, Any],
         agent: str = "",
         headers: Mapping[str, str] | None = None,
-        timeout: float = 20.0,
+        timeout: float = 60.0,
     ) -> Reply:
         method, path, body, own = self.request(op, params, agent)
         sent = {**hub.headers, "Content-Type": "application/json", **own, **(headers or {})}
@@ -266,7 +266,7 @@ class DialectBinding:
         params: Mapping[str, Any],
         agent: str = "",
         headers: Mapping[str, str] | None = None,
-        timeout: float = 20.0,
+        timeout: float = 60.0,
     ) -> AbstractContextManager[wire.Stream]:
         method, path, body, own = self.request(op, params, agent)
         sent = {**hub.headers, **own, **(headers or {})}

@@ -146,7 +146,7 @@ async def using(where: Any, mode: str) -> AsyncIterator[User]:
         (name,) = params.requested_schema["properties"]
         return t.ElicitResult(action="accept", content={name: "blue"})
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         client = Client(where, mode=mode, elicitation_callback=answer, cache=None)
         async with client:
             assert client.protocol_version == VERSIONS[mode]

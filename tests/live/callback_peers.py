@@ -285,7 +285,7 @@ def peers() -> Iterator[Peers]:
         for task in list(busy):
             task.cancel()
         if busy:
-            await asyncio.wait(list(busy), timeout=5)
+            await asyncio.wait(list(busy), timeout=60)
 
     try:
         yield made
@@ -293,7 +293,7 @@ def peers() -> Iterator[Peers]:
         made.gate.set()
         asyncio.run_coroutine_threadsafe(stop(), loop).result(10)
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(10)
+        thread.join(60)
         loop.run_until_complete(loop.shutdown_default_executor())
         loop.close()
 

@@ -44,7 +44,7 @@ class BalancedHub(RunningHub):
         self.url = self.balancer.url
         self.mcp_url = f"{self.url}/mcp"
 
-    def wait_connected(self, *servers: str, timeout: float = 20.0) -> None:
+    def wait_connected(self, *servers: str, timeout: float = 60.0) -> None:
         for other in self.others:
             other.wait_connected(*servers, timeout=timeout)
         own, self.url = self.url, f"http://127.0.0.1:{self.balancer.ports[0]}"

@@ -164,7 +164,7 @@ class RunningHub:
         method: str,
         params: Mapping[str, Any] | None = None,
         era: str = "modern",
-        timeout: float = 20.0,
+        timeout: float = 60.0,
         version: str = wire.MODERN,
     ) -> Any:
         """The answer to one MCP request over HTTP: `result` or `error`.
@@ -242,12 +242,12 @@ class RunningHub:
         """SIGKILL, as in a crash; what it leaves behind is not held against it."""
         self.killed = True
         self.process.kill()
-        self.process.wait(5)
+        self.process.wait(60)
 
     def _end(self) -> None:
         if self.process.poll() is None:
             self.process.kill()
-            self.process.wait(5)
+            self.process.wait(60)
         for pid in processes_at_home(self.home):
             try:
                 os.kill(pid, signal.SIGKILL)

@@ -159,7 +159,7 @@ class Hub:
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(60)
         for client in self._clients:
             client.close()
         self._log.close()
@@ -169,7 +169,7 @@ class Client:
     """One connection to a hub. Everything raises one of `LOST` when the hub has gone."""
 
     def __init__(self, where: tuple[str, int]) -> None:
-        self._connection = http.client.HTTPConnection(*where, timeout=20)
+        self._connection = http.client.HTTPConnection(*where, timeout=60)
 
     def close(self) -> None:
         self._connection.close()

@@ -23,7 +23,7 @@ PR_GET_DUMPABLE = 3
 
 class Unix(http.client.HTTPConnection):
     def __init__(self, path: str) -> None:
-        super().__init__("localhost", timeout=10)
+        super().__init__("localhost", timeout=60)
         self._path = path
 
     def connect(self) -> None:
@@ -33,7 +33,7 @@ class Unix(http.client.HTTPConnection):
 
 def ask(to: str, method: str, path: str, body: Any, headers: Any = None) -> dict[str, Any]:
     if to.startswith("http://"):
-        connection = http.client.HTTPConnection(to.removeprefix("http://"), timeout=10)
+        connection = http.client.HTTPConnection(to.removeprefix("http://"), timeout=60)
     else:
         connection = Unix(to)
     given = {"Content-Type": "application/json", **(headers or {})}

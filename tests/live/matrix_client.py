@@ -218,7 +218,7 @@ class Client:
 
     def close(self) -> None:
         for thread in self._threads:
-            thread.join(5)
+            thread.join(60)
         assert not any(thread.is_alive() for thread in self._threads)
 
     def __enter__(self) -> Client:

@@ -40,7 +40,7 @@ def run_module_hub(
         shutil.rmtree(home, ignore_errors=True)
 
 
-def until(found: Callable[[], T], seconds: float = 30.0) -> T:
+def until(found: Callable[[], T], seconds: float = 60.0) -> T:
     """Waits until `found` returns a true value, and returns it."""
     end = time.monotonic() + seconds
     while True:
@@ -63,7 +63,7 @@ def state_of(hub: RunningHub, server: str) -> dict[str, Any]:
     return next(one for one in states if one["name"] == server)
 
 
-def wait_failure_reason(hub: RunningHub, server: str, seconds: float = 20.0) -> str:
+def wait_failure_reason(hub: RunningHub, server: str, seconds: float = 60.0) -> str:
     """Why it is not connected, once an attempt has failed: before that it has no reason yet."""
 
     def found() -> str:
@@ -137,7 +137,7 @@ class BackgroundCaller:
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
-        self._thread.join(30)
+        self._thread.join(60)
 
     def unharmed(self) -> None:
         assert not self.bad, self.bad[:3]

@@ -82,7 +82,7 @@ def ask(method: str) -> Any:
     number = f"q-{method}"
     ASKED[number] = threading.Event()
     send(id=number, method=method, params={})
-    ASKED[number].wait(5)
+    ASKED[number].wait(60)
     return ANSWERS.get(number)
 
 

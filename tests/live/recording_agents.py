@@ -237,9 +237,9 @@ def run_agents(*members: RecordingAgent) -> Iterator[None]:
     thread = threading.Thread(target=run)
     thread.start()
     try:
-        assert ready.wait(10), "the agents do not listen"
+        assert ready.wait(60), "the agents do not listen"
         yield
     finally:
         loop.call_soon_threadsafe(over.set)
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()

@@ -152,7 +152,7 @@ def test_damaged_task_store_stops_the_start_with_a_remedy(
     for n in range(20):
         send_text(client, f"{n} {'x' * 2000}")
     hub.process.terminate()
-    assert hub.process.wait(10) == 0
+    assert hub.process.wait(60) == 0
     whole = (short_tmp / "tasks.db").read_bytes()
     again = [sys.executable, "-m", "dragoman", "up", "--home", str(short_tmp)]
     for kind, damage in DAMAGES.items():

@@ -67,7 +67,7 @@ def rig() -> Iterator[HubRig]:
 
 @pytest.fixture
 async def http(rig: HubRig) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(timeout=20, headers=rig.hub.headers) as client:
+    async with httpx.AsyncClient(timeout=60, headers=rig.hub.headers) as client:
         yield client
 
 

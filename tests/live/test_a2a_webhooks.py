@@ -45,7 +45,7 @@ class Taking(BaseHTTPRequestHandler):
         assert isinstance(self.server, Receiver)
         body = self.rfile.read(int(self.headers["content-length"]))
         self.server.asked.set()
-        self.server.answers.wait(30)  # clear: a slow webhook
+        self.server.answers.wait(60)  # clear: a slow webhook
         headers = {name.lower(): value for name, value in self.headers.items()}
         self.server.taken.append((headers, json.loads(body)))
         self.send_response(204)
@@ -83,7 +83,7 @@ def test_unresponsive_webhook_does_not_delay_a_send(rig: HubRig) -> None:
         params["configuration"] = {"taskPushNotificationConfig": config}
         reply = V10.ask(rig.hub, SEND, params)
         assert reply.value["task"]["status"]["state"] == "TASK_STATE_COMPLETED"
-        assert slow.asked.wait(10) and not slow.taken, "the answer did not wait for a delivery"
+        assert slow.asked.wait(60) and not slow.taken, "the answer did not wait for a delivery"
         slow.answers.set()
         until(lambda: len(slow.taken) == 3, 10)
     kinds = [next(iter(body)) for _, body in slow.taken]

@@ -382,10 +382,10 @@ def test_servers_are_added_and_removed_by_the_api() -> None:
             ({"name": "x", "url": "touch"}, 400, "must begin with http"),  # no program
             ({"name": "x", "url": "http://127.0.0.1:1/mcp", "headers": {"A": "secret"}}, 400, "${"),
             # A header runs no program and reads no secret for others than the owner.
-            (refer("exec:touch"), 400, "only config.toml"),
+            (refer("exec:touch"), 400, "only the owner's own files"),
             (refer("exec:touch ran"), 400, "only in references"),
             (refer("HOME:-x"), 400, "only in references"),
-            (refer("env:DRAGOMAN_AGENT_${exec:id"), 400, "only config.toml"),
+            (refer("env:DRAGOMAN_AGENT_${exec:id"), 400, "only the owner's own files"),
             ({"name": "x", "url": "http://127.0.0.1:1/${HOME}"}, 400, "credential_env"),
             ({"name": "x", "url": "http://127.0.0.1:1/${HOME:-x}"}, 400, "only in references"),
             (refer("file:/etc/hostname"), 400, "files outside"),

@@ -28,7 +28,7 @@ from tests.table_outage import take_away
 
 from mcp import Client
 
-pytestmark = [pytest.mark.promise("U6"), pytest.mark.timeout(90)]
+pytestmark = pytest.mark.promise("U6")
 
 PROGRAM = Path(__file__).parent / "recording_server.py"
 SCOPES = ["call", "approve"]
@@ -88,7 +88,7 @@ class Rig:
     def headers(self, who: str) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.keys[who]}", "Accept": "application/json"}
 
-    def call(self, who: str, tool: str, timeout: float = 20.0, **arguments: Any) -> wire.Answer:
+    def call(self, who: str, tool: str, timeout: float = 60.0, **arguments: Any) -> wire.Answer:
         url = f"{self.hub.url}/api/tools/rec.{tool}/call"
         return wire.post(url, {"arguments": arguments}, self.headers(who), timeout)
 

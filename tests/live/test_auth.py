@@ -66,7 +66,7 @@ def ask(
         "Accept": "application/json, text/event-stream",
         **headers,
     }
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
         body = json.dumps(wire.request(1, "tools/list")).encode() if method == "POST" else b""

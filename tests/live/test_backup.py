@@ -56,7 +56,7 @@ def test_backup_restores_keys_pins_policies_and_audit(hub: Start, short_tmp: Pat
         assert again.returncode == 2 and "already exists" in again.stderr
     finally:
         working.set()
-        busy.join(10)
+        busy.join(60)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     revoked = first.command("keys", "revoke", "ci")
     assert revoked.returncode == 0, revoked.stderr
@@ -138,7 +138,7 @@ def test_backup_copies_a_home_whose_files_come_and_go(tmp_path: Path) -> None:
             assert "mine.cedar" in manifest.files and "runs.db-journal" not in manifest.files
     finally:
         ended.set()
-        writer.join(10)
+        writer.join(60)
 
 
 def test_backup_follows_only_links_that_the_hub_reads(hub: Start, short_tmp: Path) -> None:

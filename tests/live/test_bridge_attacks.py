@@ -103,7 +103,7 @@ def agent() -> Iterator[Agent]:
     finally:
         server.shutdown()
         server.server_close()
-        thread.join(5)
+        thread.join(60)
 
 
 def key_of(hub: RunningHub, name: str, *options: str) -> dict[str, str]:
@@ -266,7 +266,7 @@ def test_hanging_agent_does_not_block_changes_of_others(
             assert time.monotonic() - begun < 5
         finally:
             ops.hangs.set()
-            waiting.join(10)
+            waiting.join(60)
 
 
 # --- who may know what ----------------------------------------------------------------------------

@@ -19,8 +19,6 @@ from tests.live.module_hub import run_module_hub, text_of, until
 from tests.peers import wire
 from tests.peers.process import HttpPeer, read_log, server_entry
 
-pytestmark = pytest.mark.timeout(60)
-
 A2A = "[a2a]\nenabled = true\n"
 KEY = "k-0123456789abcdef"
 CONTEXT = "dragoman.hub/context"

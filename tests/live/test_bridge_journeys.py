@@ -31,7 +31,7 @@ from tests.live.matrix_transports import OverHttp
 from tests.live.module_hub import run_module_hub, until
 from tests.peers.process import processes_at_home
 
-pytestmark = [pytest.mark.promise("R1", "R3", "R4"), pytest.mark.timeout(60)]
+pytestmark = pytest.mark.promise("R1", "R3", "R4")
 
 KEY = "k" * 32
 NAMES = ("new", "old")

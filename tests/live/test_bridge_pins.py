@@ -17,7 +17,7 @@ from tests.live.recording_agents import RecordingAgent, run_agents, skill
 from tests.live.test_pins_live import Watcher, held, listed
 from tests.peers import wire
 
-pytestmark = [pytest.mark.promise("R9"), pytest.mark.timeout(60)]
+pytestmark = pytest.mark.promise("R9")
 
 CONFIG = "[bridge]\nprobe_secs = 0.1\n[a2a]\nenabled = true\n"
 SCHEMA: dict[str, Any] = {
@@ -157,5 +157,5 @@ def test_reordered_card_is_not_a_change() -> None:
             until(lambda: list(listed(hub)[NAME]["inputSchema"]) == list(schema))
         finally:
             ended.set()
-            thread.join(10)
+            thread.join(60)
         assert not away and held(hub) == [] and done(hub)

@@ -22,8 +22,6 @@ from tests.live.recording_agents import RecordingAgent, run_agents
 from tests.peers import wire
 from tests.peers.process import HttpPeer, read_log
 
-pytestmark = pytest.mark.timeout(60)
-
 A2A = "[a2a]\nenabled = true\n"
 ERAS = ("legacy", "modern")
 ODD = (

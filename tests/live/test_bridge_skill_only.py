@@ -122,7 +122,7 @@ def agents() -> Iterator[Agents]:
     finally:
         server.released.set()
         server.shutdown()
-        thread.join(5)
+        thread.join(60)
         server.server_close()
 
 
@@ -228,7 +228,7 @@ def test_responses_are_as_documented(era: str, bridge: RunningHub, agents: Agent
 
 def never(agents: Agents) -> Callable[[Any], tuple[int, bytes]]:
     def answer(id: Any) -> tuple[int, bytes]:
-        agents.released.wait(10)
+        agents.released.wait(60)
         return 200, b""
 
     return answer

@@ -22,7 +22,7 @@ from tests.peers.scripted_model import ScriptedModel, running_model, say, use
 
 from dragoman.agents.skills.installation import SkillStore
 
-pytestmark = [pytest.mark.promise("T2", "G5", "G1"), pytest.mark.timeout(60)]
+pytestmark = pytest.mark.promise("T2", "G5", "G1")
 
 WORKER = """
 name = "worker"

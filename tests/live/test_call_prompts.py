@@ -28,7 +28,7 @@ class Terminal:
         os.close(theirs)
         self.said = ""
 
-    def until(self, words: str, seconds: float = 20.0) -> None:
+    def until(self, words: str, seconds: float = 60.0) -> None:
         end = time.monotonic() + seconds
         while words not in self.said:
             left = end - time.monotonic()
@@ -50,7 +50,7 @@ class Terminal:
         except OSError:
             pass
         os.close(self._ours)
-        return self.process.wait(10)
+        return self.process.wait(60)
 
 
 @pytest.fixture(params=["legacy", "modern"])

@@ -35,7 +35,7 @@ def test_imported_server_works_as_before(
     hub: Callable[..., RunningHub], user: Path, tmp_path: Path, short_tmp: Path
 ) -> None:
     repository = tmp_path / "repository"
-    subprocess.run(["git", "init", "-q", repository], check=True, timeout=20)
+    subprocess.run(["git", "init", "-q", repository], check=True, timeout=60)
     place = short_tmp / "h"
     place.mkdir(mode=0o700)
     config = place / "config.toml"
@@ -58,7 +58,7 @@ def test_imported_server_works_as_before(
     }
     imported = subprocess.run(
         [*DRAGOMAN, "import", "cursor", "--home", str(place)],
-        env=env, capture_output=True, text=True, timeout=30, check=False,
+        env=env, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert imported.returncode == 0, imported.stderr
     assert "use your home folder and its settings, as before" in imported.stdout

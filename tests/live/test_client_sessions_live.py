@@ -76,7 +76,7 @@ def home(running: RunningHub) -> Path:
 
 
 def wait_for(found: Callable[[], object]) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while not found():
         assert time.monotonic() < end
         time.sleep(0.02)

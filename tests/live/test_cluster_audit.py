@@ -31,7 +31,7 @@ def peer() -> Iterator[PostgresPeer]:
 
 def find_numbers(hub: RunningHub, count: int, query: str = "") -> list[dict[str, Any]]:
     """The calls of the tool at all hubs, newest first, once there are so many."""
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while True:
         rows = hub.api(f"/api/audit?verb=new.add{query}")["records"]
         if len(rows) >= count or time.monotonic() > until:

@@ -15,7 +15,7 @@ from tests.live.module_hub import until
 from tests.peers.process import HttpPeer
 from tests.peers.scripted_model import ScriptedModel, running_model, say
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.promise("T1")]
+pytestmark = pytest.mark.promise("T1")
 
 CONTEXT = "dragoman.hub/context"
 COUNT = """
@@ -90,7 +90,7 @@ def send(hub: RunningHub, agent: str, text: str, context: str) -> str:
         "params": {"message": {**message, "parts": [{"text": text}]}},
     }  # fmt: skip
     headers = {**hub.headers, "A2A-Version": "1.0"}
-    answer = httpx.post(f"{hub.url}/a2a/{agent}", json=body, headers=headers, timeout=30).json()
+    answer = httpx.post(f"{hub.url}/a2a/{agent}", json=body, headers=headers, timeout=60).json()
     task = answer["result"]["task"]
     assert task["status"]["state"] == "TASK_STATE_COMPLETED", answer
     return str(task["artifacts"][-1]["parts"][0]["text"])

@@ -71,7 +71,7 @@ def start(hub: RunningHub, name: str) -> str:
     return str(sent.json()["run"]["id"])
 
 
-def wait_for(hub: RunningHub, id: str, *states: str, seconds: float = 30.0) -> dict[str, Any]:
+def wait_for(hub: RunningHub, id: str, *states: str, seconds: float = 60.0) -> dict[str, Any]:
     def find() -> dict[str, Any] | None:
         found: dict[str, Any] = hub.api(f"/api/runs/{id}")
         return found if found["run"]["state"] in states else None
@@ -189,7 +189,7 @@ def test_the_runs_of_a_killed_hub_are_continued_and_nothing_twice(
     killed = time.monotonic()
     kill(first)
     # Whether the slow call was executed is unknown: a person decides.
-    wait_for(second, slow, "needs_decision", seconds=10)
+    wait_for(second, slow, "needs_decision", seconds=60)
     assert time.monotonic() - killed < 10
     wait_for(second, waits, "completed")
     assert count_calls(log, "slow") == slow_before + 1

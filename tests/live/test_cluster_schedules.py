@@ -11,7 +11,7 @@ from tests.live.conftest import RunningHub
 from tests.live.module_hub import until
 from tests.peers.scripted_model import running_model, say
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.promise("T2")]
+pytestmark = pytest.mark.promise("T2")
 
 MANIFEST = """
 [model]

@@ -158,7 +158,7 @@ def test_variables_are_read_from_the_home_env_file(
     assert '"FROM_FILE": "in the file"' in text and '"BOTH": "environment"' in text
     with open(home / "env", "a", encoding="utf-8") as file:
         file.write("LATER=now it is\n")
-    running.wait_connected("http", timeout=15)  # by itself
+    running.wait_connected("http", timeout=60)  # by itself
     headers = wait_for_log(log, event="request")["headers"]
     assert (headers["x-a"], headers["x-b"], headers["x-c"]) == (
         "in the file", "environment", "now it is",

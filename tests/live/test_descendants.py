@@ -25,7 +25,7 @@ APPROVE = {"method": "POST", "path": "/api/pins/approve", "body": {"all": True}}
 ANOTHER_USER = """
 import encodings.idna, http.client, os
 os.setgroups([]); os.setgid(12346); os.setuid(12346)
-connection = http.client.HTTPConnection({where!r}, timeout=10)
+connection = http.client.HTTPConnection({where!r}, timeout=60)
 connection.request("GET", {path!r}, headers={headers!r})
 answer = connection.getresponse()
 print(answer.status, answer.read().decode())
@@ -76,7 +76,7 @@ def test_other_user_is_not_the_owner_without_keys(hub: RunningHub) -> None:
             where=hub.url.removeprefix("http://"), path=path, headers=headers or {}
         )
         return subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
         ).stdout
 
     for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic eA=="}):

@@ -130,7 +130,7 @@ def counterpart() -> Iterator[Counterpart]:
                 self.send_header("content-length", "0")
                 self.end_headers()
             elif mode == "hang":
-                made.over.wait(30)
+                made.over.wait(60)
                 self.close_connection = True
             elif result is None:
                 code = -32001 if method == "GetTask" else -32601
@@ -169,7 +169,7 @@ def counterpart() -> Iterator[Counterpart]:
         made.over.set()
         server.shutdown()
         server.server_close()
-        thread.join(5)
+        thread.join(60)
 
 
 def _agent_entry(name: str, url: str, **keys: Any) -> str:
@@ -302,7 +302,7 @@ def _call_everywhere(hub: RunningHub, key: dict[str, str]) -> None:
     with grpc.insecure_channel(f"127.0.0.1:{hub.api('/api/status')['agents']['grpc_port']}") as to:
         metadata = (("authorization", key["Authorization"]), ("a2a-version", "1.0"))
         request = ParseDict(asked, pb.SendMessageRequest(), ignore_unknown_fields=True)
-        answer = A2AServiceStub(to).SendMessage(request, metadata=metadata, timeout=10)
+        answer = A2AServiceStub(to).SendMessage(request, metadata=metadata, timeout=60)
         assert answer.task.status.state == pb.TASK_STATE_COMPLETED, answer
     # Each tells that its webhook was not delivered.
     until(lambda: len(re.findall("the webhook at .* was abandoned", hub.log())) == 6)

@@ -41,7 +41,7 @@ def other(hub: RunningHub) -> dict[str, str]:
 
 def connect(hub: RunningHub, stack: ExitStack) -> socket.socket:
     port = int(hub.url.rpartition(":")[2])
-    return stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5))
+    return stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
 
 
 def head(path: str, length: int) -> bytes:
@@ -84,11 +84,11 @@ def test_unfinished_bodies_take_bounded_memory_and_leave_room(
             except TimeoutError:
                 pass
         body = json.dumps(wire.request(1, "ping")).encode() + b" " * (8 * MB)
-        assert wire.post(hub.mcp_url, body, other, timeout=20).json()["result"] == {}
+        assert wire.post(hub.mcp_url, body, other, timeout=60).json()["result"] == {}
         assert wire.post(hub.mcp_url, wire.request(1, "ping"), hub.headers).status == 200
         assert rss(hub.pid) - before < 110 * MB
     body = json.dumps(wire.request(1, "ping")).encode() + b" " * (9 * MB)
-    assert wire.post(hub.mcp_url, body, hub.headers, timeout=20).json()["result"] == {}
+    assert wire.post(hub.mcp_url, body, hub.headers, timeout=60).json()["result"] == {}
 
 
 @pytest.mark.promise("N1")

@@ -39,7 +39,7 @@ def no_umask() -> Iterator[None]:
 def refused(home: Path) -> str:
     done = subprocess.run(
         [*DRAGOMAN, "up", "--home", str(home)],
-        capture_output=True, text=True, timeout=30, check=False,
+        capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 7, (done.returncode, done.stderr)
     return done.stderr

@@ -16,8 +16,6 @@ from tests.live.module_hub import run_module_hub, text_of, until
 from tests.peers import wire
 from tests.peers.process import HttpPeer, read_log
 
-pytestmark = pytest.mark.timeout(60)
-
 TOKEN = "s3cret-of-the-new-one"
 
 

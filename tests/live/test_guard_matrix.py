@@ -47,7 +47,7 @@ from dragoman.web.errors import TABLE as HTTP_TABLE
 from dragoman.wire.json import MAX_BYTES
 from dragoman.wire.rpc import INVALID_REQUEST
 
-pytestmark = [pytest.mark.promise("O2", "P4", "P5", "R7"), pytest.mark.timeout(60)]
+pytestmark = pytest.mark.promise("O2", "P4", "P5", "R7")
 
 PROGRAM = Path(__file__).with_name("recording_server.py")
 AGENT = '''
@@ -305,7 +305,7 @@ def call_grpc(rig: Rig, tool: str, times: int) -> Seen:
         parts = {"parts": [{"data": rig.arguments}], "metadata": {"skillId": tool}}
         request = ParseDict({"message": message | parts}, pb.SendMessageRequest())
         try:
-            task = rig.grpc.SendMessage(request, metadata=tuple(sent.items()), timeout=10).task
+            task = rig.grpc.SendMessage(request, metadata=tuple(sent.items()), timeout=60).task
         except grpc.RpcError as error:
             seen = Seen(error.code().name, "", error.details())
         else:

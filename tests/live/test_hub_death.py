@@ -44,7 +44,7 @@ class Client:
     ) -> wire.Stream:
         headers = {**self.session.headers, **({"Last-Event-ID": last} if last else {})}
         stream = stack.enter_context(
-            wire.stream(method, self.session.url, message, headers, timeout=20)
+            wire.stream(method, self.session.url, message, headers, timeout=60)
         )
         assert stream.status == 200
         return stream
@@ -232,7 +232,7 @@ def ask(hub: RunningHub, cluster: Cluster, method: str, params: Mapping[str, Any
         "io.modelcontextprotocol/clientCapabilities": {"extensions": {TASKS: {}}}
     }
     return wire.modern_request(
-        hub.mcp_url, method, {**params, "_meta": meta}, cluster.headers, timeout=20
+        hub.mcp_url, method, {**params, "_meta": meta}, cluster.headers, timeout=60
     ).rpc()
 
 

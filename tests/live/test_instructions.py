@@ -90,6 +90,6 @@ def test_hosting_client_gets_instructions_of_the_last_run(tmp_path: Path, short_
     for said in ("", "Ask for the price first."):
         with wire.Stdio(command) as client:
             assert said in client.initialize().get("instructions", "")
-            client.request("tools/list", timeout=20)
+            client.request("tools/list", timeout=60)
             client.close_stdin()
-            assert client.wait(15) == 0
+            assert client.wait(60) == 0

@@ -151,7 +151,7 @@ def many(hub: RunningHub, clients: dict[Client, int]) -> Counter[str]:
         room = asyncio.Semaphore(AT_ONCE)
 
         async def one(client: Client, number: int) -> None:
-            async with room, asyncio.timeout(30):
+            async with room, asyncio.timeout(60):
                 calls = await client(hub, number)
                 made["mcp-stdio" if client is stdio else "mcp-http"] += calls
 

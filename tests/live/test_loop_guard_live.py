@@ -24,7 +24,7 @@ from tests.peers import wire
 from dragoman.stores.keys import KeyStore
 from mcp import Client, StdioServerParameters
 
-pytestmark = [pytest.mark.promise("P4"), pytest.mark.timeout(60)]
+pytestmark = pytest.mark.promise("P4")
 
 AGENT = '''
 import json, urllib.request

@@ -178,7 +178,7 @@ def test_streams_per_session_are_bounded_and_freed_on_close(hub: RunningHub) -> 
 
 def raw_stream(hub: RunningHub, headers: dict[str, str]) -> socket.socket:
     port = int(hub.url.rpartition(":")[2])
-    raw = socket.create_connection(("127.0.0.1", port), timeout=10)
+    raw = socket.create_connection(("127.0.0.1", port), timeout=60)
     lines = ["GET /mcp HTTP/1.1", "Host: localhost", *(f"{k}: {v}" for k, v in headers.items())]
     raw.sendall("\r\n".join([*lines, "", ""]).encode())
     return raw

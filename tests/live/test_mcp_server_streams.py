@@ -94,12 +94,12 @@ class Breaking:
 
     def __enter__(self) -> Breaking:
         self._thread.start()
-        assert self._up.wait(10)
+        assert self._up.wait(60)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._over.set)
-        self._thread.join(10)
+        self._thread.join(60)
         self._loop.close()
 
 
@@ -171,7 +171,7 @@ def test_many_listeners_take_little_memory_and_are_all_notified(
         return reader, writer
 
     async def run() -> None:
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(60):
             for _, writer in await asyncio.gather(*(listen() for _ in range(100))):
                 writer.close()  # so that what is made once is there
             before = rss(running.pid)

@@ -26,7 +26,7 @@ from tests.peers.scripted_model import ScriptedModel, running_model, say, use
 
 from mcp import Client
 
-pytestmark = [pytest.mark.promise("T1", "P1", "F3", "Q4"), pytest.mark.timeout(60)]
+pytestmark = pytest.mark.promise("T1", "P1", "F3", "Q4")
 
 CONFIG = """
 [mcp]
@@ -295,7 +295,7 @@ def test_cancelled_call_reaches_the_model_connection(rig: Rig) -> None:
         relay.send(wire.request(77, "tools/call", called))
         until(lambda: rig.model.open == 1)
         relay.notify("notifications/cancelled", {"requestId": 77, "reason": "enough"})
-        assert rig.model.broken.wait(10)
+        assert rig.model.broken.wait(60)
     finally:
         relay.close()
 

@@ -18,14 +18,24 @@ pytestmark = pytest.mark.promise("U4")
 
 
 @pytest.fixture(scope="module")
-def base() -> Iterator[str]:
+def started() -> Iterator[tuple[str, UsersDatabase]]:
     with closing(tcp_socket("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     url = f"http://localhost:{port}"
     config = f'[server]\nport = {port}\npublic_url = "{url}"\n[auth.server]\nenabled = true\n'
     with run_module_hub([], config) as hub, closing(UsersDatabase(hub.home)) as database:
         UserStore(database).add("anna", password=build_hasher().hash(PASSWORD))
-        yield url
+        yield url, database
+
+
+@pytest.fixture
+def base(started: tuple[str, UsersDatabase]) -> str:
+    return started[0]
+
+
+@pytest.fixture
+def users(started: tuple[str, UsersDatabase]) -> UsersDatabase:
+    return started[1]
 
 
 def find_form(page: str, kind: str) -> Form:
@@ -66,3 +76,25 @@ def test_a_user_adds_a_passkey_and_signs_in_with_it(base: str) -> None:
         form = find_form(browser.get("/oauth/login").text, "get")
         answer = authenticator.get(form.attributes["data-options"])
         assert browser.post(form.action, {**form.fields, "credential": answer}).status_code == 401
+
+
+def test_a_passkey_is_added_soon_after_a_sign_in_only(base: str, users: UsersDatabase) -> None:
+    """A stolen session must not leave a passkey behind, which outlives it."""
+    authenticator = SoftAuthenticator(base)
+    with Browser(base) as browser:
+        form = find_form(browser.sign_in("anna").text, "create")
+        made = authenticator.create(form.attributes["data-options"])
+        with users.transact() as db:
+            db.execute("UPDATE sessions SET created_at = created_at - 400")
+        fields = {**form.fields, "credential": made, "do": "add-passkey"}
+        refused = browser.post(form.action, fields)
+        assert refused.status_code == 200 and "sign in again" in refused.text
+        assert not UserStore(users).list_passkeys("anna")
+        # The page offers the way: signed out, and back at the account after the next sign-in.
+        again = next(one for one in read_forms(refused.text) if one.fields.get("next"))
+        sent = browser.post(again.action, again.fields)
+        assert sent.status_code == 303 and sent.headers["location"] == "/oauth/account"
+        form = find_form(browser.sign_in("anna").text, "create")
+        made = authenticator.create(form.attributes["data-options"])
+        added = browser.post(form.action, {**form.fields, "credential": made, "do": "add-passkey"})
+        assert added.status_code == 303 and len(UserStore(users).list_passkeys("anna")) == 1

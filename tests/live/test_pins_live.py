@@ -81,12 +81,12 @@ class Watcher:
         for thread in threads:
             thread.start()
         try:
-            assert self._listening.wait(10)
+            assert self._listening.wait(60)
             yield
         finally:
             self._ended.set()
             for thread in threads:
-                thread.join(10)
+                thread.join(60)
         assert not self.failed and not self.seen
         assert self.lists > 10
 

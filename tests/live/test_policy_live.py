@@ -21,7 +21,7 @@ from tests.live.module_hub import ERROR_KEY, run_module_hub, until
 from tests.live.recording_agents import RecordingAgent, run_agents
 from tests.peers import wire
 
-pytestmark = [pytest.mark.promise("R7"), pytest.mark.timeout(60)]
+pytestmark = pytest.mark.promise("R7")
 
 QUIET = "[bridge]\nprobe_secs = 3600\n[a2a]\nenabled = true\n"
 """Disables health probes during the tests."""

@@ -117,7 +117,7 @@ def test_package_without_a_version_is_reported(short_tmp: Path) -> None:
         return subprocess.run(
             [*DRAGOMAN, *args, "--home", str(home)] if args[0] == "doctor" else
             [*DRAGOMAN, *args[:2], "--home", str(home), *args[2:]],
-            capture_output=True, text=True, timeout=30, check=False,
+            capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
 
     added = dragoman("servers", "add", "--no-connect", "loose", "npx", "-y", "some-package")

@@ -72,7 +72,7 @@ def run_server(handler: type[QuirkyHandler], over: threading.Event) -> Iterator[
         finally:
             over.set()
             server.shutdown()
-            thread.join(5)
+            thread.join(60)
 
 
 @pytest.mark.promise("B2")
@@ -85,7 +85,7 @@ def test_post_only_server_is_used(
         def do_POST(self) -> None:
             message = self.message()
             if message["method"] == "server/discover":
-                over.wait(10)
+                over.wait(60)
             elif "id" in message:
                 self.reply(200, answer_to(message))
             else:
@@ -95,7 +95,7 @@ def test_post_only_server_is_used(
         running = hub(
             [server_entry(kind, kind, f"{url}/mcp", timeout_secs=2) for kind in ("sse", "http")]
         )
-        running.wait_connected("sse", "http", timeout=8)
+        running.wait_connected("sse", "http", timeout=60)
         assert text_of(running.call("sse.one")) == text_of(running.call("http.one")) == "1"
 
 
@@ -104,7 +104,7 @@ def test_calls_run_concurrently_over_slow_posts(hub: Start) -> None:
     over = threading.Event()
     events: queue.Queue[bytes] = queue.Queue()
     methods: list[str] = []
-    all_there = threading.Barrier(20, timeout=20)  # one after the other, none would get through
+    all_there = threading.Barrier(20, timeout=60)  # one after the other, none would get through
 
     class SlowPosts(QuirkyHandler):
         def do_GET(self) -> None:
@@ -202,14 +202,14 @@ def test_expired_session_is_reopened_once_for_many_calls(
             if message["method"] == "initialize":
                 if opened:
                     at["second greeting"].set()
-                    go["second greeting"].wait(10)
+                    go["second greeting"].wait(60)
                 opened.append(f"s{len(opened)}")
                 known.add(opened[-1])
                 self.reply(200, answer_to(message), Mcp_Session_Id=opened[-1])
                 return
             if who in go and session == "s0":
                 at[who].set()
-                go[who].wait(10)
+                go[who].wait(60)
             if session not in known:
                 self.reply(400 if session is None else 404)
             elif "id" in message:
@@ -225,10 +225,10 @@ def test_expired_session_is_reopened_once_for_many_calls(
             return pool.submit(running.call, "s.one", {"who": who})
 
         first, last = call("A"), call("B")
-        assert at["A"].wait(5) and at["B"].wait(5)
+        assert at["A"].wait(60) and at["B"].wait(60)
         known.clear()
         second = call("C")
-        assert at["second greeting"].wait(5)
+        assert at["second greeting"].wait(60)
         go["A"].set()  # gets "session not found" while the new session is being opened
         during = call("D")  # and one that comes meanwhile waits for it
         assert not wait([first, second, during], timeout=0.3).done

@@ -24,7 +24,7 @@ from tests.live.conftest import RunningHub
 from tests.live.module_hub import run_module_hub, text_of
 from tests.peers import wire
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.promise("R10")]
+pytestmark = pytest.mark.promise("R10")
 
 AGENTS = "/api/a2a/agents"
 SECRET = "9f8e7d6c5b4a3210"
@@ -48,7 +48,7 @@ def agent(handle: Callable[[Request], Any]) -> Iterator[ScriptedAgent]:
         asyncio.run_coroutine_threadsafe(served.__aexit__(None, None, None), loop).result(10)
     finally:
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(10)
+        thread.join(60)
         loop.close()
 
 

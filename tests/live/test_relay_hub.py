@@ -62,7 +62,7 @@ def test_ides_without_a_daemon_share_one_hub(home: Path) -> None:
             assert host_of(home) == first.pid
         assert child_of(first) == child, "the second left, and nothing changed"
         first.close_stdin()
-        assert first.wait(15) == 0
+        assert first.wait(60) == 0
     wait_until_gone([child], 5)
     assert not (home / "daemon.json").exists()
 
@@ -86,7 +86,7 @@ def check_takeover(home: Path, first: wire.Stdio, before: int, how: str) -> None
             first.process.kill()
         else:
             first.close_stdin()
-        first.wait(15)
+        first.wait(60)
         after = child_of(second)
         assert after != before
         assert child_of(third) == after
@@ -97,7 +97,7 @@ def check_takeover(home: Path, first: wire.Stdio, before: int, how: str) -> None
         assert "notifications/tools/list_changed" in told
         for client in (third, second):
             client.close_stdin()
-            assert client.wait(15) == 0
+            assert client.wait(60) == 0
 
 
 @pytest.mark.promise("F2")
@@ -118,7 +118,7 @@ def check_running_call_is_answered(home: Path, first: wire.Stdio) -> None:
         second.send(wire.request("slow", "tools/call", slow))
         until(lambda: "r.slow" in recorded(home))
         first.process.kill()
-        first.wait(5)
+        first.wait(60)
         while True:
             answer = second.read(15)
             if answer.get("id") == "slow":
@@ -127,7 +127,7 @@ def check_running_call_is_answered(home: Path, first: wire.Stdio) -> None:
         assert "may or may not have been executed" in answer["error"]["message"]
         assert child_of(second)
         second.close_stdin()
-        assert second.wait(15) == 0
+        assert second.wait(60) == 0
 
 
 def recorded(home: Path) -> str:
@@ -168,7 +168,7 @@ def test_daemon_beside_a_hosting_relay_names_the_holder(
         with pytest.raises(RuntimeError, match=f"process {client.pid} .*dragoman mcp"):
             hub(home=home)
         client.close_stdin()
-        assert client.wait(15) == 0
+        assert client.wait(60) == 0
 
 
 @pytest.mark.promise("F2")
@@ -192,7 +192,7 @@ def test_initialize_is_answered_before_the_hub_is_up(home: Path) -> None:
             batch = client.read(10)
         assert batch[0]["id"] == "b", "the hub knows the revision that was settled without it"
         client.close_stdin()
-        assert client.wait(15) == 0
+        assert client.wait(60) == 0
 
 
 @pytest.mark.promise("F2")
@@ -219,7 +219,7 @@ def test_invalid_configuration_is_reported_on_every_request_until_fixed(home: Pa
         assert child_of(client)
         assert "notifications/tools/list_changed" in [n.get("method") for n in client.notifications]
         client.close_stdin()
-        assert client.wait(15) == 0
+        assert client.wait(60) == 0
 
 
 @pytest.mark.promise("F1", "F2", "F7")
@@ -256,7 +256,7 @@ def test_responses_are_equal_with_and_without_a_daemon(
     with ide(home) as client:
         alone = answers(client)
         client.close_stdin()
-        client.wait(15)
+        client.wait(60)
     daemon = hub(home=home)
     daemon.wait_connected("r")
     with daemon.relay() as client:

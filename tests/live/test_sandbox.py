@@ -379,6 +379,6 @@ def test_processes_are_counted_for_each_sandbox(short_tmp: Path) -> None:
     line = [program, "--unshare-all", "--ro-bind", "/", "/", "--dev", "/dev", "--", *command]
     user: dict[str, Any] = {"user": 65534, "group": 65534} if os.getuid() == 0 else {}
     done = subprocess.run(
-        line, capture_output=True, text=True, timeout=20, check=False, cwd="/", **user
+        line, capture_output=True, text=True, timeout=60, check=False, cwd="/", **user
     )
     assert done.stdout == "BlockingIOError\n", done.stderr

@@ -129,7 +129,7 @@ def run_counterpart() -> Iterator[Counterpart]:
     finally:
         server.shutdown()
         server.server_close()
-        thread.join(5)
+        thread.join(60)
 
 
 def write_private(path: Path, text: str) -> Path:

@@ -175,9 +175,9 @@ def test_running_skill_ends_with_the_hub(tmp_path: Path, end: str) -> None:
         if end == "kill":
             environment = {**os.environ, "PATH": TOOLS_PATH}
             again = [sys.executable, "-m", "dragoman", "tools", "--home", str(rig.hub.home)]
-            subprocess.run(again, env=environment, capture_output=True, timeout=30, check=True)
+            subprocess.run(again, env=environment, capture_output=True, timeout=60, check=True)
         wait_until_gone([pid])
-        caller.join(20)
+        caller.join(60)
 
 
 def call_quietly(rig: HubRig, tool: str) -> None:

@@ -23,7 +23,7 @@ from tests.peers import wire
 from dragoman.stores.keys import KeyStore
 from mcp import Client
 
-pytestmark = [pytest.mark.promise("P5"), pytest.mark.timeout(60)]
+pytestmark = pytest.mark.promise("P5")
 
 AGENT = '''
 import json, urllib.request

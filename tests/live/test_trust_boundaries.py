@@ -97,7 +97,7 @@ def rig() -> Iterator[Rig]:
                 yield Rig(hub, server, agent)
         finally:
             server.shutdown()
-            thread.join(5)
+            thread.join(60)
 
 
 @pytest.mark.parametrize("era", ["modern", "legacy"])

@@ -15,7 +15,7 @@ from tests.peers import wire
 class UnixClient:
     """Speaks to the hub of `home` in either framing; use it with `with`."""
 
-    def __init__(self, home: Path, timeout: float = 20.0) -> None:
+    def __init__(self, home: Path, timeout: float = 60.0) -> None:
         record = json.loads((home / "daemon.json").read_bytes())
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.settimeout(timeout)

@@ -86,7 +86,7 @@ def run_server() -> Iterator[str]:
     finally:
         server.shutdown()
         server.server_close()
-        thread.join(5)
+        thread.join(60)
 
 
 async def test_credentials_that_a_server_repeats_are_masked_everywhere(
@@ -119,7 +119,7 @@ async def test_credentials_that_a_server_repeats_are_masked_everywhere(
                 base_url=str(app.parts.state.url), headers={"authorization": f"Bearer {KEY}"}
             ) as client:
                 for tool in TOOLS:
-                    answer = await client.post(f"/api/tools/echo.{tool}/call", json={}, timeout=30)
+                    answer = await client.post(f"/api/tools/echo.{tool}/call", json={}, timeout=60)
                     assert "debug:" in answer.text and "***" in answer.text, (tool, answer.text)
                     seen += answer.text
                 seen += (await client.get("/api/audit")).text

@@ -15,8 +15,6 @@ from tests.web.mcp_http_fixture import ALICE, BOB, BOTH, HubRig, call, modern, r
 from dragoman.core.principal import Principal
 from dragoman.mcp.server import http_sessions, tasks
 
-pytestmark = pytest.mark.timeout(30)
-
 LEGACY = "2025-11-25"
 
 

@@ -11,6 +11,7 @@ import pytest
 from tests.mcp.http_stub_server import Mini, Request, legacy, modern, serve_stub
 from tests.mcp.upstream_hub import EVERYTHING_ASKED, http, run_hub, until
 
+from dragoman.core.body_budget import BodyBudget
 from dragoman.core.call import Progress, WantedUpdates
 from dragoman.core.errors import TimedOut, Unreachable, WorkFailed
 from dragoman.core.tool import COMPLETION, PROMPT, RESOURCE
@@ -342,6 +343,45 @@ async def test_a_server_that_refuses_the_revision_and_names_only_older_ones_gets
         upstream = await world.add(http("s", server.url))
         assert upstream.connection.version == "2025-11-25"
         await world.call("s.t")
+
+
+@pytest.mark.parametrize("is_stream", [False, True], ids=["JSON", "stream"])
+async def test_large_results_wait_for_room_instead_of_being_discarded(
+    is_stream: bool, short_tmp: Path
+) -> None:
+    """In a stream, whose length is unknown, each takes all the room that one caller has."""
+    result = {"content": [{"type": "text", "text": "x" * 1_000_000}]}
+    calls = 0
+    together = asyncio.Event()
+
+    async def handle(request: Request) -> None:
+        nonlocal calls
+        if legacy(request) or refuse_stream(request):
+            return
+        calls += 1
+        if calls == 6:
+            together.set()
+        await together.wait()
+        if is_stream:
+            request.stream()
+            request.event(answer(request, result))
+        else:
+            request.result(result)
+
+    async with serve_stub(handle) as server, run_hub(short_tmp) as world:
+        room = world.net.room = BodyBudget(20 * 1024 * 1024)
+        await world.add(http("s", server.url))
+        held: list[int] = []
+        grant = room._add
+
+        def note(owner: object, size: int) -> None:
+            grant(owner, size)
+            held.append(room.held)
+
+        room._add = note  # type: ignore[method-assign]
+        results = await asyncio.gather(*(world.call("s.t") for _ in range(6)))
+        assert [len(one.content[0]["text"]) for one in results] == [1_000_000] * 6
+        assert 0 < max(held) <= room.share and room.held == 0
 
 
 @pytest.mark.promise("P3")

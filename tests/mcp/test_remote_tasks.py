@@ -34,7 +34,7 @@ from dragoman.mcp.client.remote_tasks import (
 )
 from dragoman.mcp.protocol.revisions import TASKS
 
-pytestmark = [pytest.mark.promise("B12"), pytest.mark.timeout(10)]
+pytestmark = pytest.mark.promise("B12")
 
 Step = Mapping[str, Any] | HubError
 FORM_ASKED = {"method": "elicitation/create", "params": {"message": "sure?"}}
@@ -148,7 +148,7 @@ async def test_temporary_disconnect_is_tolerated_and_a_permanent_one_not() -> No
     server = Server(gone)
     with pytest.raises(Unreachable):
         await UpstreamTasks("s", QUICK).follow(CREATED, a_call(), server.ask)
-    await asyncio.wait_for(server.cancelled.wait(), 5)
+    await asyncio.wait_for(server.cancelled.wait(), 60)
     assert server.methods().count("tasks/get") == remote_tasks.MAX_FAILURES
 
 
@@ -190,7 +190,7 @@ async def test_disconnect_cancels_the_server_task() -> None:
     server = Server({"status": "working"})
     following = UpstreamTasks("s", QUICK)
     running = asyncio.create_task(following.follow(CREATED, a_call(), server.ask))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not server.asked:
             await asyncio.sleep(0.001)
         running.cancel()
@@ -242,7 +242,7 @@ async def test_incapable_client_cancels_the_server_task() -> None:
     server = Server(ASKS)
     with pytest.raises(NeedsInput, match=r"sure\?"):
         await UpstreamTasks("s", QUICK).follow(CREATED, a_call(features={}), server.ask)
-    await asyncio.wait_for(server.cancelled.wait(), 5)
+    await asyncio.wait_for(server.cancelled.wait(), 60)
 
 
 async def test_unanswered_question_expires_with_its_task() -> None:
@@ -250,7 +250,7 @@ async def test_unanswered_question_expires_with_its_task() -> None:
     following = UpstreamTasks("s", replace(QUICK, question_secs=0.01))
     await following.follow(CREATED, a_call(), server.ask)
     assert not server.cancelled.is_set()
-    await asyncio.wait_for(server.cancelled.wait(), 5)
+    await asyncio.wait_for(server.cancelled.wait(), 60)
     assert not following._suspended
 
 
@@ -258,7 +258,7 @@ async def test_expired_question_cannot_be_answered() -> None:
     server = Server(ASKS)
     following = UpstreamTasks("s", replace(QUICK, question_secs=0.01))
     asked = await following.follow(CREATED, a_call(), server.ask)
-    await asyncio.wait_for(server.cancelled.wait(), 5)
+    await asyncio.wait_for(server.cancelled.wait(), 60)
     again = a_call(answers={"a": {}}, handle=asked.handle)
     with pytest.raises(InvalidInput, match="no longer open"):
         await following.resume(again, server.ask)
@@ -301,7 +301,7 @@ async def test_task_with_a_withdrawn_question_is_cancelled() -> None:
     with pytest.raises(WorkFailed, match="was cancelled: its question was not answered"):
         again = a_call(handle=asked.handle)
         await following.resume(again, server.ask)
-    await asyncio.wait_for(server.cancelled.wait(), 5)
+    await asyncio.wait_for(server.cancelled.wait(), 60)
     assert "tasks/update" not in server.methods()
 
 
@@ -314,7 +314,7 @@ async def test_tasks_with_open_questions_are_bounded() -> None:
     await following.follow(CREATED, bob, server.ask)
     with pytest.raises(Overloaded, match="too many questions"):
         await following.follow({**CREATED, "taskId": "t2"}, eve, server.ask)
-    await asyncio.wait_for(server.cancelled.wait(), 5)
+    await asyncio.wait_for(server.cancelled.wait(), 60)
     assert server.asked[-1] == ("tasks/cancel", {"taskId": "t2"})
     await following.close()
 
@@ -326,7 +326,7 @@ async def test_principal_has_half_of_the_tasks_with_open_questions() -> None:
         await following.follow(CREATED, ann, server.ask)
     with pytest.raises(Overloaded, match="2 of your tasks"):
         await following.follow({**CREATED, "taskId": "t2"}, ann, server.ask)
-    await asyncio.wait_for(server.cancelled.wait(), 5)
+    await asyncio.wait_for(server.cancelled.wait(), 60)
     assert server.asked[-1] == ("tasks/cancel", {"taskId": "t2"})
     assert (await following.follow(CREATED, bob, server.ask)).questions
     await following.close()
@@ -336,7 +336,7 @@ async def test_unknown_question_kind_is_a_bad_reply_and_cancels_the_task() -> No
     server = Server({**ASKS, "inputRequests": {"a": {"method": "x/y"}}})
     with pytest.raises(BadReply, match='"x/y"'):
         await UpstreamTasks("s", QUICK).follow(CREATED, a_call(), server.ask)
-    await asyncio.wait_for(server.cancelled.wait(), 5)
+    await asyncio.wait_for(server.cancelled.wait(), 60)
 
 
 # --- the form of 2025-11-25
@@ -409,7 +409,7 @@ async def test_disconnect_cancels_the_legacy_task() -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):
             await outcome
-    await asyncio.wait_for(server.cancelled.wait(), 5)
+    await asyncio.wait_for(server.cancelled.wait(), 60)
 
 
 # --- which calls

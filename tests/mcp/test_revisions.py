@@ -426,6 +426,7 @@ CODES: dict[type[e.HubError], tuple[int | str, ...]] = {
     e.RemoteA2ATaskFailedError: (*(-32204,) * 4, "result"),
     e.Overloaded: (-32000, -32000, -32000, -32000, 42900),
     e.ShuttingDown: (-32000, -32000, -32000, -32000, 42900),
+    e.LeaseExpired: (-32000, -32000, -32000, -32000, 42900),
     e.RateLimited: (-32000, -32000, -32000, -32000, 42900),
     e.StorageFailed: (-32603,) * 5,
     e.NotFound: (-32602,) * 5,

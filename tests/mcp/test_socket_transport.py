@@ -60,7 +60,7 @@ async def test_slow_client_gets_no_further_notifications() -> None:
         )
         params = {"name": "t.t", "_meta": {"progressToken": 1}}
         connection.data_received(rpc.encode_request(1, "tools/call", params) + b"\n")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await target.said.wait()
         assert UNREAD_BYTES / 2 < transport.get_write_buffer_size() < 2 * UNREAD_BYTES
         transport.abort()
@@ -116,7 +116,7 @@ class Client:
         self.send({"jsonrpc": "2.0", "method": method, "params": params})
 
     async def hear(self) -> Any:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             return json.loads(await self.reader.readline())
 
     async def shake(self, version: str = "2025-11-25", **capabilities: Any) -> None:
@@ -191,7 +191,7 @@ async def test_subscription_lasts_as_long_as_its_connection() -> None:
             {"uri": "a:b"},
         )
         client.writer.close()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await gone.wait()
         assert target.last is not None and clients == [target.last.client]
         assert not client.mcp_server.subscriptions._subscribers
@@ -275,7 +275,7 @@ async def test_any_call_can_be_cancelled(method: str) -> None:
         for kind in (PROMPT, RESOURCE):
             client.mcp_server.hub.catalogs[kind].offer("server", [offered(kind, "wait", target)])
         client.request(1, method, name="wait", uri="wait")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await target.begun.wait()
             client.notify("notifications/cancelled", requestId=1)
             await target.cancelled.wait()

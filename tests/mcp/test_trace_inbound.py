@@ -88,7 +88,7 @@ async def by_stdio(here: HubRig, meta: Mapping[str, Any], headers: Mapping[str, 
         params = {"protocolVersion": "2025-11-25", "capabilities": {}}
         for message in (request(0, "initialize", **params), with_meta(call(), meta)):
             writer.write(json.dumps(message).encode() + b"\n")
-            assert "result" in json.loads(await asyncio.wait_for(reader.readline(), 5))
+            assert "result" in json.loads(await asyncio.wait_for(reader.readline(), 60))
     return here.work.calls[-1].trace
 
 
@@ -104,7 +104,7 @@ async def on_a_pipe(
     )
     reader, writer = await asyncio.open_connection(sock=theirs)
     try:
-        await asyncio.wait_for(reader.readline(), 5)  # it says who it is
+        await asyncio.wait_for(reader.readline(), 60)  # it says who it is
         yield reader, writer
     finally:
         writer.close()
@@ -178,7 +178,7 @@ class AskingTarget(Work):
     async def run(self, call: Call) -> Result:
         self.calls.append(call)
         call.updates(Progress(progress=1))
-        await asyncio.wait_for(self.go.wait(), 5)
+        await asyncio.wait_for(self.go.wait(), 60)
         if len(self.calls) < 3:
             return Result(questions={"q": FORM}, handle="h")
         return Result(content=[{"type": "text", "text": "done"}])
@@ -245,7 +245,7 @@ async def test_elicited_call_keeps_one_trace() -> None:
             return True
 
         message = with_meta(call(), {"traceparent": PARENT})
-        raw = await asyncio.wait_for(here.mcp_server.answer(message, peer, push), 5)
+        raw = await asyncio.wait_for(here.mcp_server.answer(message, peer, push), 60)
         assert json.loads(raw or b"")["result"]["content"][0]["text"] == "done"
         assert ids(work) == {ID}
 
@@ -268,7 +268,7 @@ async def test_call_turned_task_keeps_one_trace() -> None:
         brought = {}
         work.go.set()
         assert made["resultType"] == "task", made
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while (task := await ask("tasks/get", taskId=made["taskId"]))["status"] != "completed":
                 if task["status"] == "input_required":
                     answers = dict.fromkeys(task["inputRequests"], ANSWER)

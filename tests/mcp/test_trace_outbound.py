@@ -133,7 +133,7 @@ async def test_legacy_sse_requests_carry_the_trace(short_tmp: Path) -> None:
             streams.append(request)
             request.stream()
             request._writer.write(b"event: endpoint\ndata: /messages\n\n")
-            await asyncio.wait_for(over.wait(), 10)
+            await asyncio.wait_for(over.wait(), 60)
             return
         request.reply(202)
         answers = {

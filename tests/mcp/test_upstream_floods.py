@@ -23,7 +23,7 @@ from dragoman.mcp.client.server_logs import MAX_ANNOUNCED, ServerLogs
 from dragoman.processes.child_process import OutputRing
 from dragoman.wire.sse import TURN
 
-pytestmark = [pytest.mark.promise("N1"), pytest.mark.timeout(30)]
+pytestmark = pytest.mark.promise("N1")
 
 DENSE = {"method": "notifications/odd", "params": {"a": [{"b": n} for n in range(30_000)]}}
 """Not large, but with very many parts."""

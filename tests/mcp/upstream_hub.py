@@ -80,7 +80,7 @@ class UpstreamHub:
 
     async def add(self, *entries: ServerEntry) -> Upstream:
         await self.servers.apply(entries)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await self.servers.wait_settled()
         upstream = self.made[entries[0].name]
         assert upstream.connection.session is not None, upstream.connection.reason
@@ -99,7 +99,7 @@ class UpstreamHub:
     ) -> Result:
         if updates is not None and wanted_updates is not None:
             more.update(updates=updates, wanted_updates=wanted_updates)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             return await call_tool(
                 self.hub,
                 principal,
@@ -136,7 +136,7 @@ def http(name: str, url: str, **keys: Any) -> ServerEntry:
     return ServerEntry(name=name, transport=made(url=url), **keys)
 
 
-async def until(true: Callable[[], object], seconds: float = 10.0) -> None:
+async def until(true: Callable[[], object], seconds: float = 60.0) -> None:
     """Until that holds, within bounds."""
     async with asyncio.timeout(seconds):
         while not true():

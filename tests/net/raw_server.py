@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
-from dragoman.net.client import OutboundHttp
+from dragoman.net.client import ROOM_BYTES, OutboundHttp
 from dragoman.net.dialing import Resolve, system_resolve
 from dragoman.net.pool import CONNECTIONS
 
@@ -138,9 +138,11 @@ def lasting(answer: bytes) -> Callable[[Talk], Awaitable[None]]:
 
 @asynccontextmanager
 async def a_client(
-    resolve: Resolve = system_resolve, connections: int = CONNECTIONS
+    resolve: Resolve = system_resolve,
+    connections: int = CONNECTIONS,
+    room_bytes: int = ROOM_BYTES,
 ) -> AsyncIterator[OutboundHttp]:
-    client = OutboundHttp(resolve, connections=connections)
+    client = OutboundHttp(resolve, connections=connections, room_bytes=room_bytes)
     try:
         yield client
     finally:

@@ -24,7 +24,6 @@ from tests.net.raw_server import (
 
 from dragoman.core.errors import BadReply, InvalidInput, TimedOut, Unreachable
 from dragoman.core.read_pacing import BytePace
-from dragoman.net import pool
 from dragoman.net.connection import (
     HEAD_BYTES,
     INFLATED_BYTES,
@@ -81,7 +80,7 @@ async def test_each_value_of_a_repeated_header_is_kept() -> None:
     async with listening(always(head)) as peer, a_client() as net:
         client = net.open_configured(peer.url, allow_private=True)
         for _ in range(3):  # also when the head is known
-            reply = await client.request("GET", peer.url, {}, timeout=5)
+            reply = await client.request("GET", peer.url, {}, timeout=60)
             assert await reply.body.read(100) == b"hello"
             assert [*reply.repeated] == [("set-cookie", "a=1"), ("set-cookie", "b=2")]
             assert reply.headers["set-cookie"] == "d=3" and reply.headers["x-a"] == "c"
@@ -258,45 +257,6 @@ async def test_cancelling_while_a_body_is_inflated_closes_the_connection() -> No
         with pytest.raises(asyncio.CancelledError):
             await running
         await asyncio.wait_for(peer.gone.wait(), BOUND)
-
-
-@pytest.mark.parametrize("is_packed", [False, True], ids=["plain", "gzip"])
-async def test_large_bodies_of_an_origin_share_a_limit(
-    is_packed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    size = 4 * WAITING_BYTES
-    monkeypatch.setattr(pool, "HELD_BYTES", 2 * size - WAITING_BYTES)
-    go, begun = asyncio.Event(), asyncio.Queue[None]()
-    plain = os.urandom(size)
-    body = gzip.compress(plain, 1) if is_packed else plain
-    head = compressed(body)[: -len(body)] if is_packed else START
-    head = head if is_packed else head + b"content-length: %d\r\n\r\n" % size
-
-    async def talk(connection: Talk) -> None:
-        while True:
-            await connection.request()
-            await connection.say(head + body[:-100])
-            begun.put_nowait(None)
-            await go.wait()
-            await connection.say(body[-100:])
-
-    async with listening(talk) as peer, a_client() as client:
-        outlet = client.open_configured(peer.url, allow_private=False)
-        reply = await outlet.request("GET", peer.url, {}, timeout=BOUND)
-        first = asyncio.ensure_future(reply.body.read(size))
-        await asyncio.wait_for(begun.get(), BOUND)
-        held = reply.body._connection._home  # type: ignore[attr-defined]
-        async with asyncio.timeout(BOUND):
-            while held._held < size - WAITING_BYTES:
-                await asyncio.sleep(0.001)
-        second = await outlet.request("GET", peer.url, {}, timeout=BOUND)
-        with pytest.raises(BadReply, match="too many large answers"):
-            await second.body.read(size)
-        go.set()
-        assert await first == plain
-        assert held._held == 0
-        third = await outlet.request("GET", peer.url, {}, timeout=BOUND)
-        assert await third.body.read(size) == plain
 
 
 HOSTILE = {

@@ -187,7 +187,7 @@ class LoginBrowser:
         self.user = user
         self.press = press
         self.pages: list[httpx.Response] = []
-        self.client = httpx.AsyncClient(timeout=10)
+        self.client = httpx.AsyncClient(timeout=60)
 
     async def visit(self, url: str, most: int = 12) -> httpx.Response:
         """Returns the last page, which has no form."""
@@ -231,7 +231,7 @@ class LoginRig:
 
     async def api(self, method: str, path: str, user: str = "", body: Any = None) -> httpx.Response:
         return await self.http.request(
-            method, f"{self.url}{path}", json=body, headers=self._headers(user), timeout=20
+            method, f"{self.url}{path}", json=body, headers=self._headers(user), timeout=60
         )
 
     async def rpc(
@@ -244,7 +244,7 @@ class LoginRig:
         headers = {"accept": wire.ACCEPT, **self._headers(user)}
         headers |= wire.modern_headers(method, params)
         reply = await self.http.post(
-            f"{self.url}/mcp", json=wire.request(1, method, sent), headers=headers, timeout=30
+            f"{self.url}/mcp", json=wire.request(1, method, sent), headers=headers, timeout=60
         )
         if reply.headers["content-type"].startswith("text/event-stream"):
             lines = [line for line in reply.text.splitlines() if line.startswith("data:")]
@@ -274,7 +274,7 @@ class LoginRig:
         found = (await self.api("GET", "/api/mcp/servers", "root")).json()
         return dict(found["connected"][0])
 
-    async def until(self, is_so: Callable[[], Awaitable[Any]], seconds: float = 10.0) -> Any:
+    async def until(self, is_so: Callable[[], Awaitable[Any]], seconds: float = 60.0) -> Any:
         async with asyncio.timeout(seconds):
             while not (found := await is_so()):
                 await asyncio.sleep(0.02)

@@ -48,10 +48,12 @@ class Browser:
         self.redirect_uri = redirect_uri
         self.press = press
         self.visited: list[str] = []
+        self.mark = ""
+        """What follows the redirect URI in the path with which the browser came back."""
 
     async def log_in(self, url: str) -> dict[str, str]:
         """Returns the query with which the browser comes back."""
-        async with httpx.AsyncClient(timeout=10) as client:
+        async with httpx.AsyncClient(timeout=60) as client:
             reply = await client.get(url)
             for _ in range(10):
                 self.visited.append(str(reply.url))
@@ -61,6 +63,7 @@ class Browser:
                 assert reply.status_code in (302, 303, 307), (reply.status_code, reply.text)
                 to = reply.headers["location"]
                 if to.startswith(self.redirect_uri):
+                    self.mark = urlsplit(to.removeprefix(self.redirect_uri)).path.strip("/")
                     return dict(parse_qsl(urlsplit(to).query, keep_blank_values=True))
                 reply = await client.get(httpx.URL(str(reply.url)).join(to))
         raise AssertionError("the browser was sent around in circles")

@@ -42,7 +42,7 @@ class DocumentServer:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 server.asked.append(self.path)
-                assert server.open.wait(20)
+                assert server.open.wait(60)
                 status, headers, body = server.answers.get(self.path, (404, {}, b""))
                 self.send_response(status)
                 for name, value in {**headers, "content-length": str(len(body))}.items():
@@ -74,7 +74,7 @@ class DocumentServer:
 
     def close(self) -> None:
         self._server.shutdown()
-        self._thread.join(20)
+        self._thread.join(60)
         self._server.server_close()
 
 
@@ -173,7 +173,7 @@ async def test_fetches_are_charged_and_bounded(server: DocumentServer) -> None:
     with pytest.raises(InvalidClient, match="try again"):
         await documents.find(server.put("/more"), spend_nothing)
     server.open.set()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await asyncio.gather(*waiting)
     assert (await documents.find(urls[0], refuse)).id == urls[0]  # a kept one costs nothing
     await net.close()

@@ -17,6 +17,7 @@ from dragoman.core.errors import BadReply, ConfigError, Declined, LoginRequired
 from dragoman.oauth.client.client_auth import ClientKeys, sign_assertion
 from dragoman.oauth.client.records import SHARED
 from dragoman.oauth.client.registration import build_client_document, can_use_document
+from dragoman.oauth.client.urls import mark_issuer
 from dragoman.oauth.config import OAuthSettings
 
 DOCUMENT = "https://hub.example/oauth/client.json"
@@ -103,18 +104,18 @@ async def test_the_document_of_the_hub_comes_before_registration(
 ) -> None:
     authority.documents = True
     authlib_world.document_url = DOCUMENT
-    authority.clients[DOCUMENT] = Client(DOCUMENT, redirect_uris=(REDIRECT,))
+    mark = mark_issuer(authority.issuer)
+    document = f"{DOCUMENT}/{mark}"
+    authority.clients[document] = Client(document, redirect_uris=(f"{REDIRECT}/{mark}",))
     tokens = authlib_world.manage()
     await authlib_world.log_in(tokens)
     assert authority.registrations == 0
-    assert authority.token_requests[0]["client_id"] == DOCUMENT
+    assert authority.token_requests[0]["client_id"] == document
     authority.expire()
     assert (await authlib_world.call(authlib_world.open(tokens))).status == 200
 
 
-@pytest.mark.parametrize(
-    "url", ["", "http://127.0.0.1:4150/oauth/client.json", "https://hub.example"]
-)
+@pytest.mark.parametrize("url", ["", "http://127.0.0.1:4150/oauth/client.json"])
 async def test_without_a_public_url_the_client_is_registered(
     authlib_world: World, authority: AuthlibAuthority, url: str
 ) -> None:
@@ -131,6 +132,7 @@ def test_the_document_names_itself() -> None:
     assert document["token_endpoint_auth_method"] == "none"
     assert can_use_document(DOCUMENT)
     assert not can_use_document("https://localhost/oauth/client.json")
+    assert not can_use_document("https://hub.example")
 
 
 @pytest.mark.parametrize("method", ["client_secret_basic", "client_secret_post", "none"])
@@ -171,7 +173,8 @@ async def test_without_registration_the_message_says_what_to_do(
     authlib_world: World, authority: AuthlibAuthority
 ) -> None:
     authority.registers = False
-    with pytest.raises(Declined, match=f"redirect URI {REDIRECT}.*client_id"):
+    uri = f"{REDIRECT}/{mark_issuer(authority.issuer)}"
+    with pytest.raises(Declined, match=f'redirect URI {uri}.*client_id and callback = "issuer"'):
         await authlib_world.manage().begin_login(SHARED)
 
 

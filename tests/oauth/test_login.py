@@ -12,6 +12,7 @@ from tests.oauth.world import World
 
 from dragoman.core.errors import BadReply, Declined, InvalidInput, LoginRequired
 from dragoman.oauth.client.records import SHARED
+from dragoman.oauth.client.urls import mark_issuer
 
 
 def _query_of(url: str) -> dict[str, str]:
@@ -47,7 +48,7 @@ async def test_the_request_has_pkce_state_and_the_resource(world: World) -> None
     assert query["state"] == login.state
     assert len(login.state) == 43
     assert query["response_type"] == "code"
-    assert query["redirect_uri"] == world.redirect_uri
+    assert query["redirect_uri"] == f"{world.redirect_uri}/{mark_issuer(login.issuer)}"
 
 
 async def test_a_denied_consent_leaves_nothing(world: World) -> None:
@@ -62,9 +63,9 @@ async def test_a_state_is_for_one_use(world: World) -> None:
     tokens = world.manage()
     login = await tokens.begin_login(SHARED)
     query = await Browser(world.redirect_uri).log_in(login.url)
-    await tokens.finish_login(login.state, query)
+    await tokens.finish_login(login.state, query, mark_issuer(login.issuer))
     with pytest.raises(InvalidInput, match="start it again"):
-        await tokens.finish_login(login.state, query)
+        await tokens.finish_login(login.state, query, mark_issuer(login.issuer))
 
 
 async def test_an_unknown_or_expired_state_is_refused(authlib_world: World) -> None:
@@ -73,7 +74,7 @@ async def test_an_unknown_or_expired_state_is_refused(authlib_world: World) -> N
     query = await Browser(authlib_world.redirect_uri).log_in(login.url)
     for state in (login.state, "x" * 43):
         with pytest.raises(InvalidInput):
-            await tokens.finish_login(state, query)
+            await tokens.finish_login(state, query, mark_issuer(login.issuer))
 
 
 async def test_logins_that_never_end_are_bounded(authlib_world: World) -> None:
@@ -81,9 +82,9 @@ async def test_logins_that_never_end_are_bounded(authlib_world: World) -> None:
     logins = [await tokens.begin_login(SHARED) for _ in range(5)]
     query = await Browser(authlib_world.redirect_uri).log_in(logins[0].url)
     with pytest.raises(InvalidInput):
-        await tokens.finish_login(logins[0].state, query)
+        await tokens.finish_login(logins[0].state, query, mark_issuer(logins[0].issuer))
     query = await Browser(authlib_world.redirect_uri).log_in(logins[-1].url)
-    await tokens.finish_login(logins[-1].state, query)
+    await tokens.finish_login(logins[-1].state, query, mark_issuer(logins[-1].issuer))
 
 
 @pytest.mark.parametrize(
@@ -135,7 +136,7 @@ async def test_an_error_with_a_wrong_issuer_is_not_repeated(
         "error_description": "call +1 555 0100",
     }
     with pytest.raises(BadReply) as refused:
-        await tokens.finish_login(login.state, query)
+        await tokens.finish_login(login.state, query, mark_issuer(login.issuer))
     assert "555" not in str(refused.value)
 
 
@@ -144,7 +145,7 @@ async def test_the_state_of_another_browser_is_refused(authlib_world: World) -> 
     login, other = [await tokens.begin_login(SHARED) for _ in range(2)]
     query = await Browser(authlib_world.redirect_uri).log_in(login.url)
     with pytest.raises(InvalidInput, match="another state"):
-        await tokens.finish_login(other.state, query)
+        await tokens.finish_login(other.state, query, mark_issuer(other.issuer))
 
 
 @pytest.mark.parametrize("methods", [None, [], ["plain"], "S256"])

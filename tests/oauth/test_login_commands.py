@@ -38,7 +38,7 @@ class Command:
 
     async def read_link(self) -> str:
         assert self.process.stderr is not None
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while (found := LINK.search(self.stderr)) is None:
                 line = await self.process.stderr.readline()
                 assert line, self.stderr
@@ -46,7 +46,7 @@ class Command:
         return found[0]
 
     async def finish(self) -> tuple[int, str, str]:
-        out, err = await asyncio.wait_for(self.process.communicate(), 30)
+        out, err = await asyncio.wait_for(self.process.communicate(), 60)
         return self.process.returncode or 0, out.decode(), self.stderr + err.decode()
 
 

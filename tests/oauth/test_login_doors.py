@@ -90,7 +90,7 @@ def test_a_client_that_cannot_be_asked_now_gets_the_link_in_the_error_of_its_rev
 async def send(rig: LoginRig, user: str, method: str, params: dict[str, Any]) -> dict[str, Any]:
     headers = {**rig._headers(user), "a2a-version": "1.0"}
     body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
-    reply = await rig.http.post(f"{rig.url}/a2a", json=body, headers=headers, timeout=20)
+    reply = await rig.http.post(f"{rig.url}/a2a", json=body, headers=headers, timeout=60)
     return dict(reply.json())
 
 

@@ -28,7 +28,7 @@ class CallbackRequest:
 def serve(query: bytes) -> int:
     desk = HubLoginDesk(Bus(), lambda: None, lambda principal: False, lambda account, holder: None)
     request: Any = CallbackRequest(query)
-    work = LoginPages(desk, dict).serve(request, None)
+    work = LoginPages(desk, lambda issuer: {}).serve(request, None)
     assert work is not None
     asyncio.run(work)
     return int(request.status)

@@ -48,7 +48,7 @@ async def test_a_modern_call_continues_by_itself_after_consent(short_tmp: Path) 
         page = await browser.visit(url)
         await browser.close()
         assert "You are logged in" in page.text
-        result = await asyncio.wait_for(again, 10)
+        result = await asyncio.wait_for(again, 60)
         assert result["content"][0]["text"] == "one"
         assert rig.server.calls == [("anna", "one")]
 

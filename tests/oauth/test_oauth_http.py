@@ -16,6 +16,7 @@ from tests.oauth.world import HEADERS, World
 from dragoman.core.errors import HubError, LoginRequired
 from dragoman.oauth.client.http import OAuthHttpClient
 from dragoman.oauth.client.records import SHARED
+from dragoman.oauth.client.urls import mark_issuer
 from dragoman.wire.http import AddressFinder, Body, FixedHeaders, HttpReply
 
 
@@ -42,7 +43,7 @@ async def test_the_token_goes_to_the_origin_of_the_resource_alone(authlib_world:
     other = Echo()
     async with serve(other, listener):
         for url in (f"{base}/mcp", f"{base.replace('127.0.0.1', 'localhost')}/mcp"):
-            reply = await client.request("POST", url, HEADERS, b"{}", timeout=5)
+            reply = await client.request("POST", url, HEADERS, b"{}", timeout=60)
             assert reply.status == 200
             assert reply.secrets == ()
     assert all(b"authorization" not in headers for headers in other.headers)
@@ -70,7 +71,7 @@ async def test_another_credential_in_the_headers_is_replaced(authlib_world: Worl
     headers = {"Authorization": "Bearer of-the-caller", "content-type": "application/json"}
     more = {"authorization": "Bearer of-the-caller"}
     url = authlib_world.resource.url
-    reply = await client.request("POST", url, headers, b"{}", timeout=5, extra_headers=more)
+    reply = await client.request("POST", url, headers, b"{}", timeout=60, extra_headers=more)
     assert reply.status == 200
     assert authlib_world.resource.seen[-1] == (await tokens.find_token(SHARED)).header
 
@@ -95,7 +96,7 @@ async def test_headers_are_built_once_per_token(authlib_world: World) -> None:
     http = Counter()
     client = OAuthHttpClient(http, tokens, SHARED)
     for _ in range(3):
-        await client.request("POST", authlib_world.resource.url, HEADERS, b"{}", timeout=5)
+        await client.request("POST", authlib_world.resource.url, HEADERS, b"{}", timeout=60)
     assert len({id(one) for one in http.sent}) == 1
     assert isinstance(http.sent[0], FixedHeaders)
 
@@ -127,7 +128,7 @@ async def test_no_secret_appears_in_logs_errors_or_the_database(
     shown: list[str] = []
     login = await tokens.begin_login(SHARED)
     query = await Browser(world.redirect_uri).log_in(login.url)
-    await tokens.finish_login(login.state, query)
+    await tokens.finish_login(login.state, query, mark_issuer(login.issuer))
     shown += [repr(login), repr(tokens.get_status(SHARED)), repr(await tokens.find_token(SHARED))]
     for _ in range(2):
         authority.expire()
@@ -171,6 +172,6 @@ async def test_the_cost_of_a_call_with_a_token_is_a_lookup(authlib_world: World)
     tokens = authlib_world.manage()
     await authlib_world.log_in(tokens)
     client = OAuthHttpClient(Counter(), tokens, SHARED)
-    call = client.request("POST", authlib_world.resource.url, HEADERS, b"{}", timeout=5)
+    call = client.request("POST", authlib_world.resource.url, HEADERS, b"{}", timeout=60)
     with pytest.raises(StopIteration):
         call.send(None)  # ends at once, without the loop

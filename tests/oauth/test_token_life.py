@@ -7,6 +7,8 @@ import logging
 import subprocess
 import sys
 import time
+from collections import Counter
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -243,6 +245,32 @@ async def test_a_server_that_rejects_fresh_tokens_is_not_refreshed_forever(
     assert tokens.get_status(SHARED).state == "needs_login"
 
 
+async def test_a_server_that_accepts_each_token_for_a_while_gets_another_each_time(
+    authlib_world: World, authority: AuthlibAuthority
+) -> None:
+    """Rejections count since the last success: a token that has worked is no reason for a login."""
+    tokens = authlib_world.manage()
+    client = authlib_world.open(tokens)
+    await authlib_world.log_in(tokens)
+    uses: Counter[str] = Counter()
+
+    def find(token: str) -> dict[str, Any] | None:
+        uses[token] += 1
+        return authority.find(token) if uses[token] <= 3 else None
+
+    authlib_world.resource.find = find
+    for _ in range(12):
+        assert (await authlib_world.call(client)).status == 200
+    assert authority.refreshes == 3
+    assert tokens.get_status(SHARED).state == "valid"
+    # One that is rejected before it was accepted counts as before.
+    authlib_world.resource.find = lambda _: None
+    for _ in range(3):
+        with pytest.raises(LoginRequired, match="rejects the tokens"):
+            await authlib_world.call(client)
+    assert authority.refreshes == 4
+
+
 async def test_a_token_for_another_resource_is_rejected_there(authlib_world: World) -> None:
     authlib_world.resource.find = lambda token: {
         **(authlib_world.authority.find(token) or {"active": False}),
@@ -297,7 +325,7 @@ async def test_a_logout_during_a_refresh_wins(
     authority.expire()
     authority.hold = asyncio.Event()
     call = asyncio.ensure_future(authlib_world.call(client))
-    await asyncio.wait_for(authority.arrived.wait(), 10)
+    await asyncio.wait_for(authority.arrived.wait(), 60)
     logout = asyncio.ensure_future(tokens.forget(SHARED))
     authority.hold.set()
     await logout
@@ -328,7 +356,7 @@ async def test_a_cancelled_caller_does_not_cancel_the_refresh(
     authority.expire()
     authority.hold = asyncio.Event()
     first = asyncio.ensure_future(authlib_world.call(authlib_world.open(tokens)))
-    await asyncio.wait_for(authority.arrived.wait(), 10)
+    await asyncio.wait_for(authority.arrived.wait(), 60)
     first.cancel()
     with pytest.raises(asyncio.CancelledError):
         await first

@@ -58,14 +58,17 @@ class World:
             http,
             self.store,
             self._resolve,
-            lambda: self.redirect_uri,
-            lambda: self.document_url,
+            lambda mark: "/".join(filter(None, (self.redirect_uri, mark))),
+            self._build_document_url,
             "files",
             notify=lambda holder, status: self.changes.append((holder, status)),
             limits=replace(self.limits, **changes),
         )
         self.made.append(manager)
         return manager
+
+    def _build_document_url(self, mark: str) -> str:
+        return f"{self.document_url}/{mark}" if self.document_url and mark else self.document_url
 
     def open(self, tokens: TokenManager, holder: str = SHARED) -> OAuthHttpClient:
         http = self.outbound.open_configured(self.resource.url, allow_private=self.allow_private)
@@ -75,12 +78,13 @@ class World:
         self, tokens: TokenManager, holder: str = SHARED, press: str = "approve"
     ) -> Grant:
         login = await tokens.begin_login(holder)
-        query = await Browser(self.redirect_uri, press).log_in(login.url)
-        return await tokens.finish_login(login.state, query)
+        browser = Browser(self.redirect_uri, press)
+        query = await browser.log_in(login.url)
+        return await tokens.finish_login(login.state, query, browser.mark)
 
     async def call(self, client: OAuthHttpClient, path: str = "") -> HttpReply:
         url = f"{self.resource.url}{path}"
-        return await client.request("POST", url, HEADERS, b"{}", timeout=10)
+        return await client.request("POST", url, HEADERS, b"{}", timeout=60)
 
     def reopen(self, key: bytes = KEY) -> None:
         self.store.close()

@@ -53,7 +53,7 @@ def data_part(value: Any) -> Part:
 
 
 async def wait_for_file(path: str) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not Path(path).exists():
             await asyncio.sleep(0.02)
 

@@ -19,7 +19,7 @@ from dragoman.a2a.server import http
 from dragoman.agent import Ask, Decline, NeedsAuth, Reply, Request
 from dragoman.core.task_registry import TaskRegistry
 
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 60.0
 
 if "A2A_QUICK" in os.environ:
     http.HEARTBEAT_SECONDS = 0.2

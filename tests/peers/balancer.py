@@ -31,7 +31,7 @@ class Balancer:
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
-        assert self._ready.wait(10)
+        assert self._ready.wait(60)
 
     @property
     def url(self) -> str:
@@ -39,7 +39,7 @@ class Balancer:
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(60)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)

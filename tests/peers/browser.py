@@ -20,7 +20,7 @@ import httpx2 as httpx
 
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """One for all clients: to make one takes longer than a request."""
-HTTP = httpx.Client(verify=NO_TLS, timeout=20.0)
+HTTP = httpx.Client(verify=NO_TLS, timeout=60.0)
 """For requests without cookies."""
 atexit.register(HTTP.close)
 CALLBACK = "https://app.example/callback"
@@ -67,7 +67,7 @@ class Browser:
 
     def __init__(self, hub: str) -> None:
         self.hub = hub
-        self._client = httpx.Client(base_url=hub, verify=NO_TLS, timeout=20.0)
+        self._client = httpx.Client(base_url=hub, verify=NO_TLS, timeout=60.0)
 
     def __enter__(self) -> Browser:
         return self

@@ -78,7 +78,7 @@ class IdentityProvider:
     def _answer(self, handler: BaseHTTPRequestHandler, body: bytes) -> None:
         path = handler.path
         self.requests.append(path)
-        self.open.wait(20)
+        self.open.wait(60)
         found: Any = 404
         if path.endswith("/.well-known/openid-configuration"):
             found = {"issuer": self.issuer, "jwks_uri": f"{self.issuer}/keys"}

@@ -115,7 +115,7 @@ async def converse(options: argparse.Namespace) -> dict[str, Any]:
         elif options.call:
             await call(session, options, seen)
         if options.watch:
-            await asyncio.wait_for(changed.wait(), 10)
+            await asyncio.wait_for(changed.wait(), 60)
             seen["tools_after"] = await all_tools(session)
     return seen
 

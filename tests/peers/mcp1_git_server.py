@@ -14,7 +14,7 @@ server = FastMCP("mcp1-git", log_level="ERROR")
 
 def git(folder: str, *args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["git", "-C", folder, *args], capture_output=True, text=True, timeout=20, check=False
+        ["git", "-C", folder, *args], capture_output=True, text=True, timeout=60, check=False
     )
 
 

@@ -128,7 +128,7 @@ class OidcProvider:
 
     def close(self) -> None:
         self._listener.shutdown()
-        self._thread.join(20)
+        self._thread.join(60)
         self._listener.server_close()
 
     def _build_server(self) -> Any:

@@ -33,7 +33,7 @@ class Collector:
             self.headers.append(headers)
             self._changed.notify_all()
         if self.hangs:
-            self._released.wait(30)
+            self._released.wait(60)
         if self.status != 200:
             return self.status
         with self._changed:
@@ -63,7 +63,7 @@ class Collector:
     def find_trace(self, trace: str) -> list[Span]:
         return [one for one in self.list_spans() if one.trace_id.hex() == trace]
 
-    def wait(self, holds: Any, seconds: float = 10.0) -> None:
+    def wait(self, holds: Any, seconds: float = 60.0) -> None:
         with self._changed:
             assert self._changed.wait_for(holds, seconds)
 

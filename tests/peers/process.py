@@ -44,7 +44,7 @@ def command(program: str, *args: object) -> list[str]:
     return stdio_command(line) if program in FORKED else line
 
 
-def run_client(program: str, *args: object, timeout: float = 30.0) -> dict[str, Any]:
+def run_client(program: str, *args: object, timeout: float = 60.0) -> dict[str, Any]:
     """What `sdk_client` or `mcp1_client` printed."""
     done = run_forked(plain_command(program, *args), timeout)
     if not done.stdout.strip():
@@ -87,13 +87,13 @@ class HttpPeer:
     def kill(self) -> None:
         """At once, as in a crash."""
         self.process.kill()
-        self.process.wait(5)
+        self.process.wait(60)
 
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.terminate()
             try:
-                self.process.wait(5)
+                self.process.wait(5)  # one that keeps its streams open is killed
             except subprocess.TimeoutExpired:
                 self.kill()
         if self.process.stdout is not None:
@@ -121,7 +121,7 @@ def _bare(value: Any) -> Any:
 
 
 def wait_for_log(
-    file: str | Path, timeout: float = 10.0, count: int = 1, **wanted: Any
+    file: str | Path, timeout: float = 60.0, count: int = 1, **wanted: Any
 ) -> dict[str, Any]:
     """The `count`th entry that has all of `wanted`, once it is there; `_meta` in its params, where
     a trace is, does not count."""
@@ -162,7 +162,7 @@ def alive(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] != "Z"
 
 
-def wait_until_gone(pids: list[int], timeout: float = 10.0) -> None:
+def wait_until_gone(pids: list[int], timeout: float = 60.0) -> None:
     end = time.monotonic() + timeout
     while left := [pid for pid in pids if alive(pid)]:
         if time.monotonic() > end:

@@ -112,7 +112,7 @@ async def converse(options: argparse.Namespace) -> dict[str, Any]:
         if options.call:
             await call(client, options, seen)
         if options.watch:
-            await asyncio.wait_for(anext(subscription) if subscription else changed.wait(), 10)
+            await asyncio.wait_for(anext(subscription) if subscription else changed.wait(), 60)
             seen["tools_after"] = await all_tools(client)
     return seen
 

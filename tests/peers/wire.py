@@ -147,7 +147,7 @@ class Stdio:
         else:
             self.write(b"Content-Length: %d\r\n\r\n" % len(body) + body)
 
-    def frame(self, timeout: float = 10.0) -> Frame:
+    def frame(self, timeout: float = 60.0) -> Frame:
         """The next thing that comes. EOFError at the end, TimeoutError when nothing comes."""
         try:
             found = self._frames.get(timeout=timeout)
@@ -158,7 +158,7 @@ class Stdio:
             raise EOFError(f"the child has closed its stdout; stderr: {self.stderr}")
         return found
 
-    def read(self, timeout: float = 10.0) -> Any:
+    def read(self, timeout: float = 60.0) -> Any:
         return self.frame(timeout).message
 
     def silent(self, seconds: float) -> bool:
@@ -168,7 +168,7 @@ class Stdio:
             return not frames.not_empty.wait_for(lambda: bool(frames.queue), seconds)
 
     def request(
-        self, method: str, params: Mapping[str, Any] | None = None, timeout: float = 10.0
+        self, method: str, params: Mapping[str, Any] | None = None, timeout: float = 60.0
     ) -> Any:
         """The whole answer to one request; what comes before it goes to `notifications`."""
         self._next += 1
@@ -192,7 +192,7 @@ class Stdio:
         assert self.process.stdin is not None
         self.process.stdin.close()
 
-    def wait(self, timeout: float = 10.0) -> int:
+    def wait(self, timeout: float = 60.0) -> int:
         return self.process.wait(timeout)
 
     def close(self) -> None:
@@ -203,12 +203,12 @@ class Stdio:
         except BrokenPipeError:
             pass
         try:
-            self.process.wait(5)
+            self.process.wait(60)
         except subprocess.TimeoutExpired:
             self.process.kill()
-            self.process.wait(5)
+            self.process.wait(60)
         for thread in self._threads:
-            thread.join(5)
+            thread.join(60)
         self.process.stdout.close()
         self.process.stderr.close()
 
@@ -323,19 +323,19 @@ def http_request(
     url: str,
     body: bytes | None = None,
     headers: Mapping[str, str] | None = None,
-    timeout: float = 10.0,
+    timeout: float = 60.0,
 ) -> Answer:
     with _exchange(method, url, body, headers or {}, timeout) as response:
         got = {name.lower(): value for name, value in response.getheaders()}
         return Answer(response.status, got, response.read())
 
 
-def get(url: str, headers: Mapping[str, str] | None = None, timeout: float = 10.0) -> Answer:
+def get(url: str, headers: Mapping[str, str] | None = None, timeout: float = 60.0) -> Answer:
     return http_request("GET", url, None, headers, timeout)
 
 
 def post(
-    url: str, message: Any, headers: Mapping[str, str] | None = None, timeout: float = 10.0
+    url: str, message: Any, headers: Mapping[str, str] | None = None, timeout: float = 60.0
 ) -> Answer:
     """`message` as JSON, or as it is where it is bytes. An event stream is read to its end."""
     body = message if isinstance(message, bytes) else json.dumps(message).encode()
@@ -349,7 +349,7 @@ def stream(
     url: str,
     message: Any = None,
     headers: Mapping[str, str] | None = None,
-    timeout: float = 10.0,
+    timeout: float = 60.0,
 ) -> Iterator[Stream]:
     """The events of an answer as they come; `timeout` bounds the wait for each piece."""
     body = None if message is None else json.dumps(message).encode()
@@ -376,11 +376,11 @@ class Session:
             self.headers["Mcp-Session-Id"] = answer.headers["mcp-session-id"]
         post(url, notification("notifications/initialized"), self.headers)
 
-    def post(self, message: Any, timeout: float = 10.0) -> Answer:
+    def post(self, message: Any, timeout: float = 60.0) -> Answer:
         return post(self.url, message, self.headers, timeout)
 
     def request(
-        self, method: str, params: Mapping[str, Any] | None = None, timeout: float = 10.0
+        self, method: str, params: Mapping[str, Any] | None = None, timeout: float = 60.0
     ) -> Any:
         self._next += 1
         return self.post(request(self._next, method, params), timeout).rpc()
@@ -391,7 +391,7 @@ def modern_request(
     method: str,
     params: Mapping[str, Any] | None = None,
     headers: Mapping[str, str] | None = None,
-    timeout: float = 10.0,
+    timeout: float = 60.0,
     version: str = MODERN,
 ) -> Answer:
     """One request of a modern revision, complete in itself."""

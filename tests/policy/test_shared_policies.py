@@ -49,7 +49,7 @@ class PolicyHub:
     def list_ids(self) -> set[str]:
         return {one.id for one in self.engine.policy_set.policies if not one.guardrail}
 
-    async def until(self, *ids: str, seconds: float = 10.0) -> None:
+    async def until(self, *ids: str, seconds: float = 60.0) -> None:
         async with asyncio.timeout(seconds):
             while self.list_ids() != set(ids):
                 await asyncio.sleep(0.01)
@@ -87,7 +87,7 @@ async def test_changes_at_one_hub_are_in_force_at_the_others(
             run_hub(make_home(tmp_path / "a", one="p1", two="p2"), postgres_url)
         )
         await a.until("p1", "p2")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while len(a.shared._known) < 2:
                 await asyncio.sleep(0.01)
         # One that joins takes what is there, and keeps its own aside.
@@ -105,7 +105,7 @@ async def test_changes_at_one_hub_are_in_force_at_the_others(
         await b.until("p3", "p4")
         # A set that is invalid replaces nothing, here or there.
         b.write("two.cedar", "permit (nobody")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not b.reloader.problem:
                 await asyncio.sleep(0.01)
         a.write("four.cedar", POLICY.format("p5"))
@@ -118,7 +118,7 @@ async def test_changes_at_one_hub_are_in_force_at_the_others(
         assert a.read() == b.read()
         # A folder that is lost is written again, and deletes nothing elsewhere.
         shutil.rmtree(b.folder)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not b.folder.is_dir() or len(b.read()) < 3:
                 await asyncio.sleep(0.01)
         assert a.list_ids() == b.list_ids() == {"p4", "p5", "p6"}
@@ -126,7 +126,7 @@ async def test_changes_at_one_hub_are_in_force_at_the_others(
     async with run_hub(tmp_path / "a", postgres_url) as a:
         a.write("two.cedar", POLICY.format("first"))
         await a.until("p4", "p5", "first")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while a.shared._store.load()["two.cedar"].text != POLICY.format("first"):
                 await asyncio.sleep(0.01)
         late = tmp_path / "b" / "policies" / "two.cedar"
@@ -144,7 +144,7 @@ async def test_changes_of_a_folder_while_its_hub_is_stopped_count(
 ) -> None:
     home = make_home(tmp_path / "a", one="p1", two="p2", three="p3")
     async with run_hub(home, postgres_url) as a:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while len(a.shared._known) < 3:
                 await asyncio.sleep(0.01)
     folder = home / "policies"
@@ -153,7 +153,7 @@ async def test_changes_of_a_folder_while_its_hub_is_stopped_count(
     os.utime(folder / "three.cedar", (1, 1))  # as a copy of an older file may have it
     async with run_hub(home, postgres_url) as a:
         assert a.list_ids() == {"p1", "changed"}
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while "two.cedar" in a.shared._store.load():
                 await asyncio.sleep(0.01)
         async with run_hub(tmp_path / "b", postgres_url) as b:

@@ -77,7 +77,7 @@ async def commands(short_tmp: Path) -> AsyncIterator[Commands]:
 
 
 async def wait_for(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.01)
 

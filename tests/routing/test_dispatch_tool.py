@@ -252,7 +252,7 @@ async def test_overloaded_agent_is_not_chosen_and_failures_count(short_tmp: Path
         busy = StubAgent("busy", answer=wait)
         rig.add(busy)
         running = [asyncio.ensure_future(rig.dispatch(f"test {n}")) for n in range(3)]
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while len(busy.calls) < 3:
                 busy.arrived.clear()
                 await busy.arrived.wait()
@@ -412,10 +412,10 @@ async def test_cancelled_dispatch_cancels_the_agent_and_counts_for_nothing(short
         agent = StubAgent("slow", answer=hang)
         rig.add(agent)
         running = asyncio.ensure_future(rig.dispatch())
-        await asyncio.wait_for(agent.arrived.wait(), 5)
+        await asyncio.wait_for(agent.arrived.wait(), 60)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-        await asyncio.wait_for(ended.wait(), 5)
+        await asyncio.wait_for(ended.wait(), 60)
         (row,) = await rig.list_dispatches()
         assert row["status"] == "cancelled"
         assert rig.explain(row["decisionId"])["attempts"][0]["outcome"] == "cancelled"

@@ -35,7 +35,7 @@ def kill(writer: subprocess.Popen[bytes]) -> list[int]:
     assert writer.stdout is not None
     rest = writer.stdout.read()
     writer.stdout.close()
-    writer.wait(10)
+    writer.wait(60)
     return [int(line) for line in rest.split(b"\n")[:-1]]
 
 

@@ -66,7 +66,7 @@ def list_contexts(place: StorePlace, table: str = "conversations") -> list[str]:
 
 async def settle(store: DatabaseConversations) -> None:
     """Waits until everything is written."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while store._turns or store._contexts:
             await store.flush()
             await asyncio.sleep(0.002)
@@ -146,14 +146,14 @@ async def test_store_that_cannot_be_written_is_tried_again(tmp_path: Path) -> No
     (tmp_path / "agents.db").mkdir()
     for context in ("1", "2", "3"):
         put(store, name(context), context)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not store._is_failing:
             await asyncio.sleep(0.002)
     assert await read(store, name("3")) == say("3")
     with pytest.raises(StorageFailed):  # there may be one
         await store.find(name("1"))
     (tmp_path / "agents.db").rmdir()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while store._turns:  # by itself
             await asyncio.sleep(0.01)
     assert sorted(list_contexts(tmp_path)) == ["2", "3"]
@@ -170,7 +170,7 @@ async def test_conversation_is_read_while_another_process_writes(tmp_path: Path)
         found = await store.find(KEY)
         assert found is not None and found.messages == say("one")
         store.append(KEY, found.version, say("one", "two"), say("two"), keep_all)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not store._is_failing:
                 await asyncio.sleep(0.01)
         assert await read(store) == say("one", "two")

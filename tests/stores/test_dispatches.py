@@ -47,7 +47,7 @@ async def found(store: DispatchStore, limit: int = 50, **wanted: Any) -> list[di
 
 
 async def until(done: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not done():
             await asyncio.sleep(0.005)
 
@@ -102,7 +102,7 @@ async def test_each_outcome_has_a_dispatch_status_and_code(tmp_path: Path) -> No
         await ended(skill_hub, asks=True)
         await ended(skill_hub, RemoteA2ATimeoutError("30 s"))
         running = skill_hub.begin()
-        await asyncio.wait_for(skill_hub.agent.running.wait(), 5)
+        await asyncio.wait_for(skill_hub.agent.running.wait(), 60)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         skill_hub.judge.denied.add("vercel_ops.deploy")
@@ -144,7 +144,7 @@ async def test_running_dispatches_count_as_load_and_are_listed_as_running(
 ) -> None:
     async with kept(tmp_path) as (skill_hub, store):
         running = [skill_hub.begin() for _ in range(3)]
-        await asyncio.wait_for(skill_hub.agent.running.wait(), 5)
+        await asyncio.wait_for(skill_hub.agent.running.wait(), 60)
         assert (store.count_active("Vercel Ops"), store.count_active("another")) == (3, 0)
         rows = await found(store, status="running")
         assert [(row["completedAt"], row["latencyMs"]) for row in rows] == [(None, None)] * 3
@@ -165,10 +165,10 @@ async def test_dispatches_are_written_in_groups_without_blocking_calls(
 
         def hold() -> None:
             held.set()
-            assert let_go.wait(10)
+            assert let_go.wait(60)
 
         store._thread.submit(hold)  # as a disk does that takes its time
-        assert held.wait(5)
+        assert held.wait(60)
         begun = perf_counter()
         for _ in range(300):
             await skill_hub.call()
@@ -212,7 +212,7 @@ async def test_dispatch_pages_run_from_newest_to_oldest_during_inserts(
             await skill_hub.call()
         store._write()
         running = skill_hub.begin()
-        await asyncio.wait_for(skill_hub.agent.running.wait(), 5)
+        await asyncio.wait_for(skill_hub.agent.running.wait(), 60)
         seen: list[dict[str, Any]] = []
         cursor: str | None = None
         while True:

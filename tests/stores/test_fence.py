@@ -153,6 +153,27 @@ def test_a_task_and_its_key_are_not_stored_by_a_hub_that_was_declared_dead(
         assert not heir.find_left([MARK])
 
 
+def test_a_key_is_free_again_if_its_task_was_stored_and_the_answer_was_lost(
+    server: PostgresServer, admin: psycopg.Connection[Any]
+) -> None:
+    """The client got an error, and sends the message again."""
+    with closing(DatabaseTaskStore(server, hub=MARK)) as store:
+        run = store._base.run
+
+        def lose(statements: Any) -> Any:
+            run(statements)
+            raise sqlite3.OperationalError("the answer was lost")
+
+        assert store.claim_key(ANN, "k", f"{MARK}-1") == f"{MARK}-1"
+        store._base.run = lose  # type: ignore[method-assign]
+        with pytest.raises(StorageFailed):
+            store.save([build_change(f"{MARK}-1")])
+        store._base.run = run  # type: ignore[method-assign]
+        assert store.claim_key(ANN, "k", f"{MARK}-2") == f"{MARK}-2"
+        store.save([build_change(f"{MARK}-2")])
+        assert [task.id for task in store.load()] == [f"{MARK}-2"]
+
+
 def test_transactions_begin_in_one_place() -> None:
     """What begins a transaction of PostgreSQL without the fence is listed, with a reason."""
     begins = r"\.transaction\(\)|[\"']BEGIN|READ WRITE|read_only = off"

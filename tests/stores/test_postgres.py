@@ -31,7 +31,7 @@ NOTES = StoreTables(
     ),
     counted="notes",
 )
-RECOVERY = 5.0
+RECOVERY = 60.0
 
 
 class Notes(LoopStore):
@@ -216,7 +216,7 @@ def hold_hub_lock(connection: psycopg.Connection[Any]) -> None:
 
 
 def _migrate(url: str, ready: Any, done: Any) -> None:
-    ready.wait(30)
+    ready.wait(60)
     with closing(connect_server(url)) as server:
         notes = Notes(server, NOTES)
         notes.add(f"by {multiprocessing.current_process().name}")
@@ -230,9 +230,9 @@ def test_two_processes_that_migrate_at_once_agree(url: str) -> None:
     for process in started:
         process.start()
     ready.set()
-    assert done.get(timeout=30) == done.get(timeout=30)
+    assert done.get(timeout=60) == done.get(timeout=60)
     for process in started:
-        process.join(30)
+        process.join(60)
     with closing(connect_server(url)) as server:
         assert len(Notes(server, NOTES).list()) == 2
 
@@ -251,7 +251,7 @@ def test_changes_of_another_hub_are_noticed_and_own_ones_are_not(url: str) -> No
         assert mine._base.read_version() == before and not heard.is_set()
         begun = time.monotonic()
         theirs.add("theirs")
-        assert heard.wait(5)
+        assert heard.wait(60)
         assert time.monotonic() - begun < 0.9  # by the notification, not by the poll
         assert mine._base.read_version(now=False) > before
         before = mine._base.read_version()
@@ -274,7 +274,7 @@ def test_a_defect_in_a_listener_does_not_end_the_watch(url: str) -> None:
         for words in ("first", "second"):
             heard.clear()
             theirs.add(words)
-            assert heard.wait(5)
+            assert heard.wait(60)
         wait_for(lambda: not here.problem)
         mine.add("mine")
 
@@ -327,7 +327,7 @@ def test_a_store_belongs_to_the_thread_that_opened_it(server: PostgresServer) ->
 
     thread = threading.Thread(target=run)
     thread.start()
-    thread.join(5)
+    thread.join(60)
     assert isinstance(found[0], StorageFailed) and "another thread" in str(found[0])
 
 

@@ -25,7 +25,7 @@ def server() -> Iterator[ValkeyServer]:
         yield server
 
 
-async def until(holds: Callable[[], bool], seconds: float = 5.0) -> None:
+async def until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end

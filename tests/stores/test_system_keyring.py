@@ -28,7 +28,7 @@ class MemoryKeyring(KeyringBackend):
         self.problem: Exception | None = None
 
     def get_password(self, service: str, username: str) -> str | None:
-        self.gate.wait(30)
+        self.gate.wait(60)
         if self.problem is not None:
             raise self.problem
         return self.kept.get((service, username))

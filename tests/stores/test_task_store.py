@@ -262,7 +262,7 @@ def test_full_disk_refuses_saves_and_recovers(
     tmp_path: Path,
 ) -> None:
     run = [sys.executable, "-c", FULL_DISK, str(tmp_path)]
-    done = subprocess.run(run, check=True, capture_output=True, text=True, timeout=50)
+    done = subprocess.run(run, check=True, capture_output=True, text=True, timeout=60)
     passed, refused, waiting, seen, push, message = json.loads(done.stdout)
     assert refused > 40
     assert push == "refused"
@@ -383,7 +383,7 @@ def test_killed_hub_keeps_every_saved_task_completely(
         writer.send_signal(signal.SIGKILL)
         rest = writer.stdout.read().split(b"\n")[:-1]
         writer.stdout.close()
-        writer.wait(10)
+        writer.wait(60)
         timer.cancel()
         last = int(rest[-1]) if rest else last
 

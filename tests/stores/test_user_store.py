@@ -11,7 +11,7 @@ import pytest
 from dragoman.core.access import TOKEN_EXPIRED, TokenRejected
 from dragoman.core.errors import InvalidInput, NotFound, RateLimited, StorageFailed
 from dragoman.core.principal import Principal
-from dragoman.core.users import GrantRecord, IssuedTokens, render_subject
+from dragoman.core.users import EndedAccess, GrantRecord, IssuedTokens, render_subject
 from dragoman.stores.client_grants import ClientGrantStore, GrantLimits
 from dragoman.stores.database import StorePlace, connect_server
 from dragoman.stores.store_inventory import StoreInventory, survey_stores
@@ -159,6 +159,44 @@ def test_changes_by_another_process_are_noticed(stores: Stores, store_place: Sto
         stores.grants.refresh()
 
 
+def open_everything(stores: Stores) -> tuple[str, str, IssuedTokens]:
+    """Gives anna a session, a known browser, a passkey and an app."""
+    stores.users.add_passkey("anna", b"passkey", b"public", 0)
+    session, browser = (
+        stores.users.open_session("anna", HOUR),
+        stores.users.remember_browser("anna"),
+    )
+    return session, browser, stores.issue()
+
+
+@pytest.mark.parametrize("how", ["set", "link made", "link used"])
+def test_a_new_password_ends_every_other_way_in(stores: Stores, how: str) -> None:
+    users = stores.users
+    users.set_password("anna", "old")
+    session, browser, tokens = open_everything(stores)
+    code = users.open_enrolment("anna", HOUR)
+    if how == "set":
+        assert users.set_password("anna", "new") == EndedAccess(1, 1, 1, 1)
+    elif how == "link made":
+        assert users.end_access("anna") == EndedAccess(1, 1, 1, 1)
+        assert users.get("anna").password == "", "the old password still works"
+    else:
+        assert users.finish_enrolment(code, "new") is not None
+    assert users.find_session(session) is None
+    assert not users.is_known_browser(browser, "anna")
+    assert users.find_passkey(b"passkey") is None
+    assert not stores.is_valid(tokens.access)
+
+
+def test_a_new_password_can_keep_the_other_ways_in(stores: Stores) -> None:
+    session, browser, tokens = open_everything(stores)
+    assert stores.users.set_password("anna", "new", keep=True) == EndedAccess()
+    assert stores.users.find_session(session) is not None
+    assert stores.users.is_known_browser(browser, "anna")
+    assert stores.users.find_passkey(b"passkey") is not None
+    assert stores.is_valid(tokens.access)
+
+
 def test_refresh_tokens_rotate_and_a_reused_one_ends_the_grant(store_place: StorePlace) -> None:
     stores = Stores(store_place, GrantLimits(leeway_seconds=0.0))
     stores.users.add("anna")
@@ -177,7 +215,43 @@ def test_refresh_tokens_rotate_and_a_reused_one_ends_the_grant(store_place: Stor
 def test_a_lost_response_can_be_repeated_for_a_moment(stores: Stores) -> None:
     first = stores.issue()
     twice = [stores.grants.rotate(first.refresh, "app", HOUR, HOUR) for _ in range(2)]
-    assert all(one is not None and stores.is_valid(one.access) for one in twice)
+    assert twice[0] is not None and stores.is_valid(twice[0].access)
+    # The same tokens, so that there is one line of them, of which a second use is noticed.
+    assert twice[1] is not None and twice[1].refresh == twice[0].refresh
+    assert twice[1].access == twice[0].access
+    assert twice[0].refresh != first.refresh and twice[0].access != first.access
+    third = stores.grants.rotate(twice[0].refresh, "app", HOUR, HOUR)
+    assert third is not None and third.refresh not in (first.refresh, twice[0].refresh)
+
+
+def test_a_stolen_refresh_token_that_is_used_in_the_leeway_is_noticed(
+    store_place: StorePlace,
+) -> None:
+    limits = GrantLimits(leeway_seconds=HOUR)
+    stores = Stores(store_place, limits)
+    stores.users.add("anna")
+    first = stores.issue()
+    own = stores.grants.rotate(first.refresh, "app", HOUR, HOUR)
+    stolen = stores.grants.rotate(first.refresh, "app", HOUR, HOUR)
+    assert own is not None and stolen is not None
+    assert stores.grants.rotate(own.refresh, "app", HOUR, HOUR) is not None
+    with stores.base.transact() as db:  # the leeway is over
+        db.execute("UPDATE tokens SET used_at = used_at - ? WHERE used_at IS NOT NULL", (2 * HOUR,))
+    assert stores.grants.rotate(stolen.refresh, "app", HOUR, HOUR) is None
+    assert stores.grants.list("anna") == [], "both holders go on with tokens of their own"
+    stores.base.close()
+
+
+def test_what_a_repeated_exchange_needs_is_forgotten_after_the_leeway(stores: Stores) -> None:
+    first = stores.issue()
+    second = stores.grants.rotate(first.refresh, "app", HOUR, HOUR)
+    assert second is not None
+    count = "SELECT count(*) FROM tokens WHERE successor IS NOT NULL"
+    assert stores.base.read(count)[0][0] == 1
+    with stores.base.transact() as db:
+        db.execute("UPDATE tokens SET used_at = used_at - ? WHERE used_at IS NOT NULL", (HOUR,))
+    assert stores.grants.rotate(second.refresh, "app", HOUR, HOUR) is not None
+    assert stores.base.read(count)[0][0] == 1
 
 
 def test_a_code_works_once_and_not_late(store_place: StorePlace) -> None:

@@ -195,7 +195,7 @@ async def test_the_queue_is_bounded_and_what_is_dropped_is_counted() -> None:
         exporter.add(CallRecord(build_call(trace(number + 1))))
     assert exporter.dropped == 5
     exporter.start()  # a whole batch does not wait
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while len(client.bodies) < 2:
             await asyncio.sleep(0.005)
     assert exporter.dropped == 5

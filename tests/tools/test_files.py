@@ -184,7 +184,7 @@ def test_link_that_appears_during_the_walk_is_not_followed(tmp_path: Path, outsi
                     pass
     finally:
         over.set()
-        thread.join(10)
+        thread.join(60)
     assert SECRET not in seen and "refused" in seen and swaps
     assert [one.name for one in outside.iterdir()] == ["secret.txt"]
     assert (outside / "secret.txt").read_text(encoding="utf-8") == SECRET
@@ -246,7 +246,7 @@ def test_two_writers_do_not_exceed_the_quota(tmp_path: Path) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert sum(one.stat().st_size for one in (tmp_path / "w").iterdir()) == 50
 
 

@@ -31,7 +31,7 @@ def test_tools_are_loaded_only_where_a_principal_can_use_them(tmp_path: Path, op
     config = '[tools]\nclients = ["system_time"]\n' if opened else "# nothing\n"
     (tmp_path / "config.toml").write_text(config, encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, "-c", CODE, str(tmp_path)], capture_output=True, text=True, timeout=30
+        [sys.executable, "-c", CODE, str(tmp_path)], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
     loaded = set(eval(done.stdout.splitlines()[-1]))

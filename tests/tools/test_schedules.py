@@ -287,7 +287,7 @@ async def test_run_is_skipped_while_the_last_one_continues(store: DatabaseSchedu
     await settle()
     assert len(fired.messages) == 1 and find(store).missed == 1 and find(store).runs == 1
     fired.go.set()
-    await asyncio.wait_for(fired.done.wait(), 5)
+    await asyncio.wait_for(fired.done.wait(), 60)
     await settle()
     assert find(store).outcome == "completed"
     await runner.close()
@@ -317,7 +317,7 @@ async def test_runner_wakes_for_a_new_schedule(store: DatabaseSchedules) -> None
     await settle()
     store.add(build_schedule("a"))
     runner.wake()
-    await asyncio.wait_for(fired.done.wait(), 5)
+    await asyncio.wait_for(fired.done.wait(), 60)
     task.cancel()
     await runner.close()
 
@@ -381,8 +381,8 @@ async def test_run_has_the_rights_of_its_creator_and_no_more(tmp_path: Path) -> 
     )
 
     async def create(name: str, roles: tuple[str, ...]) -> Schedule:
-        keys.create(name, owner="o", expires_at=None, scopes=("a",), roles=roles)
-        who = Principal("key", name, roles=roles, scopes=("a",))
+        keys.create(name, owner="o", expires_at=None, scopes=("call", "a"), roles=roles)
+        who = Principal("key", name, roles=roles, scopes=("call", "a"))
         await rig.send("front", who=who)
         return next(
             one

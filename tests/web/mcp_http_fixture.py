@@ -13,6 +13,7 @@ from typing import Any
 
 from tests.permissive_hub import build_permissive_hub
 
+from dragoman.core.body_budget import BodyBudget
 from dragoman.core.bus import Bus
 from dragoman.core.call import FORM, Call, Progress, Question, Result
 from dragoman.core.catalog import Catalog, admit_all
@@ -26,7 +27,6 @@ from dragoman.mcp.server.streamable_http import StreamableHttpTransport
 from dragoman.web.api import Api
 from dragoman.web.app import TcpApp
 from dragoman.web.auth import AllowedNames, Authenticator
-from dragoman.web.http.body_budget import BodyBudget
 from dragoman.web.http.listener import HttpListener
 from dragoman.web.peer_process import ALONE
 from dragoman.wire.sse import ServerEvent, SseParser
@@ -168,7 +168,7 @@ class Answer:
         """Properly."""
 
     async def begin(self) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             head = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1")
         status, *lines = head.split("\r\n")
         self.status = int(status.split()[1])
@@ -180,7 +180,7 @@ class Answer:
         return self.headers.get("content-type") == "text/event-stream"
 
     async def body(self) -> bytes:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             data = await self._reader.readexactly(int(self.headers["content-length"]))
         self.close()
         return data
@@ -191,7 +191,7 @@ class Answer:
 
     async def event(self) -> ServerEvent:
         """The next one; EOFError at the end."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while not self._events:
                 line = await self._reader.readline()
                 if not line or line == b"0\r\n":

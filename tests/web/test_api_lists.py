@@ -97,7 +97,7 @@ class HubRig:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         lines = (f"GET {path} HTTP/1.1", "Host: localhost", f"Authorization: Bearer {key}")
         writer.write("\r\n".join([*lines, "Connection: close", "", ""]).encode())
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             head, _, body = (await reader.read()).partition(b"\r\n\r\n")
         writer.close()
         assert head.startswith(b"HTTP/1.1 200 "), head

@@ -27,14 +27,14 @@ class Peer:
 
     async def get(self, path: str = "/healthz") -> int:
         self.writer.write(f"GET {path}{self._rest}".encode())
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             status, headers, _ = parsed(await self.reader.readuntil(b"\r\n\r\n"))
             await self.reader.readexactly(int(headers["content-length"]))
         return status
 
     async def is_closed(self) -> bool:
         """Waits for the end that must come."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             with suppress(ConnectionResetError):
                 assert await self.reader.read() == b""
         return True
@@ -54,7 +54,7 @@ async def idle(here: HubRig, count: int, key: str = "") -> list[Peer]:
 
 async def some_closed(peers: list[Peer], count: int) -> None:
     """Which of those go that became idle in the same millisecond is not said."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while sum(peer.reader.at_eof() for peer in peers) != count:
             await asyncio.sleep(0.001)
 

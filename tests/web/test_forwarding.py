@@ -15,6 +15,7 @@ import pytest
 
 from dragoman.app.build_cluster import HubClients
 from dragoman.core.background import Work
+from dragoman.core.body_budget import BodyBudget
 from dragoman.core.cluster import OwnedElsewhere, prepay, take_prepayment
 from dragoman.core.errors import Unreachable
 from dragoman.web import forwarding
@@ -27,7 +28,6 @@ from dragoman.web.forwarding import (
     InternalApp,
     send_to_hub,
 )
-from dragoman.web.http.body_budget import BodyBudget
 from dragoman.web.http.listener import HttpListener
 from dragoman.web.http.request import ServerRequest
 from dragoman.web.http.sockets import tcp_socket
@@ -66,7 +66,7 @@ async def test_only_hubs_with_the_secret_are_answered() -> None:
     nameless.check_hostname, nameless.verify_mode = False, ssl.CERT_NONE
     careless = build_tls(OTHER_KEY).client
     careless.verify_mode = ssl.CERT_NONE
-    async with asyncio.timeout(20), run_hubs() as (edge, _, _):
+    async with asyncio.timeout(60), run_hubs() as (edge, _, _):
         answer = await send_raw(edge.port, ours.client, OWNER)
         assert answer.startswith(b"HTTP/1.1 200") and answer.endswith(b"whole")
         # Meant for another hub, whose address this one has by now.
@@ -225,7 +225,7 @@ CALL = b'{"jsonrpc":"2.0","id":7,"method":"tools/call"}'
 
 
 async def test_a_forwarded_request_for_the_head_is_answered() -> None:
-    async with asyncio.timeout(10), run_hubs() as (_, _, port):
+    async with asyncio.timeout(60), run_hubs() as (_, _, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"HEAD /whole HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
         response = await reader.read()
@@ -234,7 +234,7 @@ async def test_a_forwarded_request_for_the_head_is_answered() -> None:
 
 
 async def test_a_long_response_is_passed_on_as_it_arrives() -> None:
-    async with asyncio.timeout(10), run_hubs() as (_, slow, port):
+    async with asyncio.timeout(60), run_hubs() as (_, slow, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET /long HTTP/1.1\r\nhost: x\r\n\r\n")
         response = await reader.readuntil(b"begun")
@@ -251,7 +251,7 @@ async def test_a_response_ends_with_the_hub_that_sends_it(
     """The connection of a machine that was switched off stays open."""
     monkeypatch.setattr(forwarding, "LAST_SECONDS", 0.2)
     monkeypatch.setattr(forwarding, "BODY_SECONDS", 0.2)
-    async with asyncio.timeout(10), run_hubs() as (edge, slow, port):
+    async with asyncio.timeout(60), run_hubs() as (edge, slow, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         head = f"POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\nmcp-session-id: s\r\n"
         writer.write(head.encode() + b"content-length: %d\r\n\r\n" % len(CALL) + CALL)
@@ -320,7 +320,7 @@ async def test_a_request_that_a_stopped_hub_has_not_taken_is_served_by_its_heir(
     listener = HttpListener(app, sock := tcp_socket("127.0.0.1", 0))
     port = sock.getsockname()[1]
     await listener.start()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         head = b"POST /mcp HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
         writer.write(head % len(CALL) + CALL)
@@ -347,7 +347,7 @@ async def test_a_hub_that_lives_and_is_not_reached_is_not_waited_for(renews: boo
         )
         port = sock.getsockname()[1]
         await listener.start()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(b"GET /x HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
             response = await reader.read()

@@ -25,10 +25,10 @@ from tests.web.test_listener import (
     run_listener_rig,
 )
 
-from dragoman.core import read_pacing
+from dragoman.core import body_budget, read_pacing
 from dragoman.core.background import Work
-from dragoman.web.http import body_budget, http1
-from dragoman.web.http.body_budget import BodyBudget
+from dragoman.core.body_budget import BodyBudget
+from dragoman.web.http import http1
 from dragoman.web.http.listener import HttpListener
 from dragoman.web.http.request import ServerRequest
 from dragoman.wire.http import JSON_HEADERS
@@ -40,7 +40,7 @@ async def read_all(here: HubRig, request: bytes) -> bytes:
     reader, writer = await here.connect()
     writer.write(request)
     answer = b""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         with suppress(ConnectionResetError):
             answer = await reader.read()
     writer.close()
@@ -56,9 +56,9 @@ async def test_every_pipelined_request_is_answered_in_order() -> None:
     async with run_listener_rig() as here:
         reader, writer = await here.connect()
         writer.write(kept(post("/mcp", call(), JSON)) + asked + get("/healthz"))
-        await asyncio.wait_for(here.slow.running.wait(), 5)
+        await asyncio.wait_for(here.slow.running.wait(), 60)
         here.slow.go.set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             answers = await reader.read()
         writer.close()
     assert answers.index(b'"text":"went"') < answers.index(b'"id":0,')
@@ -122,7 +122,7 @@ async def exchange(port: int, *requests: bytes) -> list[bytes]:
     """Sends each request when the one before it was answered; returns the responses."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     answers = []
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         for request in requests:
             writer.write(request)
             head = await reader.readuntil(b"\r\n\r\n")
@@ -151,9 +151,9 @@ async def test_queued_input_counts_against_the_limit() -> None:
         lines = b"Content-Type: application/json\r\nAccept: */*\r\nContent-Length: %d\r\n\r\n"
         waits = json.dumps(mcp_http_fixture.call(1, waits=True)).encode()
         writer.write(head + lines % len(waits) + waits + (head + lines % len(ping) + ping) * 100)
-        await asyncio.wait_for(here.work.running.wait(), 5)
+        await asyncio.wait_for(here.work.running.wait(), 60)
         here.work.go.set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             answers = await reader.read()
         writer.close()
         assert 16 <= answers.count(b'"id":7') < 100
@@ -205,7 +205,7 @@ async def test_tiny_chunks_are_parsed_without_blocking_the_loop() -> None:
     watching = asyncio.ensure_future(watch())
     head = b"POST / HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
     writer.write(head + b"2\r\nab\r\n" * 100_000 + b"0\r\n\r\n")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         assert (await reader.readuntil(b"200000")).startswith(b"HTTP/1.1 200 ")
     watching.cancel()
     writer.close()
@@ -234,7 +234,7 @@ async def test_requests_share_a_task_but_no_context_variable() -> None:
     reader, writer = await asyncio.open_connection(*listener._sock.getsockname())
     for path in ("first", "second", "set", "third", "fourth", "cancelled", "fifth"):
         writer.write(f"GET /{path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             assert (await reader.readuntil(b"done")).startswith(b"HTTP/1.1 200 ")
     writer.close()
     listener.stop_accepting()
@@ -273,12 +273,12 @@ async def test_connection_leaves_no_task_and_no_reference_cycle() -> None:
     try:
         reader, writer = await asyncio.open_connection(*listener._sock.getsockname())
         writer.write("".join(get.format(path) for path in (*["now"] * 9, "slow")).encode())
-        await asyncio.wait_for(running.wait(), 5)
+        await asyncio.wait_for(running.wait(), 60)
         assert len(asyncio.all_tasks() - before) == 1
         (connection,) = listener._connections
         connection.abort()  # cancels the request that runs, not an idle task
         del connection
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while ended != ["/slow"] or asyncio.all_tasks() != before:
                 await asyncio.sleep(0.01)
         writer.close()
@@ -286,9 +286,9 @@ async def test_connection_leaves_no_task_and_no_reference_cycle() -> None:
         for _ in range(20):
             reader, writer = await asyncio.open_connection(*listener._sock.getsockname())
             writer.write(get.format("now").encode())
-            await asyncio.wait_for(reader.readuntil(b"done"), 5)
+            await asyncio.wait_for(reader.readuntil(b"done"), 60)
             writer.close()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while listener._connections or asyncio.all_tasks() != before:
                 await asyncio.sleep(0.01)
         assert not [one for one in gc.get_objects() if type(one) is http1.HttpConnection]
@@ -326,7 +326,7 @@ class Upload:
         return self
 
     async def is_wanted(self) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             assert await self.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
 
     async def finish(self) -> int:
@@ -334,7 +334,7 @@ class Upload:
         return await self.status()
 
     async def status(self) -> int:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             status, headers, _ = parsed(await self.reader.readuntil(b"\r\n\r\n"))
             self.said = await self.reader.readexactly(int(headers["content-length"]))
         self.headers = headers
@@ -354,7 +354,7 @@ LARGE = padded(mcp_http_fixture.request(1, "ping"), 90 * KB)
 
 
 async def is_waiting(budget: BodyBudget, count: int) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while budget._count != count:
             await asyncio.sleep(0.001)
 
@@ -378,7 +378,7 @@ async def test_principal_gets_half_of_the_body_budget_and_the_rest_waits() -> No
         for one in others:
             await one.is_wanted()
             assert await one.finish() == 200
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while budget.held:
                 await asyncio.sleep(0.001)
         assert not budget._held_by and not budget._waiting
@@ -393,7 +393,7 @@ async def test_body_counts_against_the_budget_until_its_request_is_answered() ->
         ).begin()
         await slow.is_wanted()
         slow.writer.write(slow.body)
-        await asyncio.wait_for(here.work.running.wait(), 5)
+        await asyncio.wait_for(here.work.running.wait(), 60)
         second = await Upload(here, ALICE, LARGE).begin()
         await is_waiting(budget, 1)
         here.work.go.set()
@@ -448,7 +448,7 @@ async def test_chunked_body_reserves_the_maximum_until_its_end(
         upload = await Upload(here, ALICE, b"").begin("Transfer-Encoding: chunked")
         await upload.is_wanted()
         upload.writer.write(b"%x\r\n%b\r\n" % (len(waits), waits))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while budget.held != 100 * KB:
                 await asyncio.sleep(0.001)
             upload.writer.write(b"0\r\n\r\n")

@@ -18,7 +18,7 @@ async def first_answer(here: HubRig, request: bytes) -> tuple[int, dict[str, str
     reader, writer = await here.connect()
     writer.write(request)
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             status, headers, _ = parsed(await reader.readuntil(b"\r\n\r\n"))
             length = 0 if request.startswith(b"HEAD") else int(headers.get("content-length", 0))
             return status, headers, await reader.readexactly(length)

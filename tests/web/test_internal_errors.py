@@ -85,7 +85,7 @@ async def test_every_method_over_a_connection() -> None:
 
         async def ask(message: Any) -> Any:
             writer.write(json.dumps(message).encode() + b"\n")
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 return json.loads(await reader.readline())
 
         await ask(request(0, "initialize", **PARAMS["initialize"]))

@@ -182,19 +182,19 @@ async def test_call_is_cancelled_by_notification_and_by_disconnect() -> None:
         client = await Client.of(here)
         await client.initialize()
         assert (await client.say(call("c", waits=True))).status == 202
-        await asyncio.wait_for(here.work.running.wait(), 5)
+        await asyncio.wait_for(here.work.running.wait(), 60)
         again = await client.ask(call("c"))
         assert "still running" in again["error"]["message"]
         assert (
             await client.say(notification("notifications/cancelled", requestId="c"))
         ).status == (202)
-        await asyncio.wait_for(here.work.cancelled.wait(), 5)
+        await asyncio.wait_for(here.work.cancelled.wait(), 60)
         here.work.cancelled.clear()
         here.work.running.clear()
         assert (await client.say(call("c", waits=True))).status == 202, "the id is free again"
-        await asyncio.wait_for(here.work.running.wait(), 5)
+        await asyncio.wait_for(here.work.running.wait(), 60)
         client.stream.reset()
-        await asyncio.wait_for(here.work.cancelled.wait(), 5)
+        await asyncio.wait_for(here.work.cancelled.wait(), 60)
         await until(lambda: len(here.sse) == 0)
         assert not here.mcp_server.subscriptions._joined
         assert (await client.say(request(1, "ping"))).status == 404
@@ -263,7 +263,7 @@ async def test_shutdown_answers_running_requests_and_ends_streams() -> None:
     async with run_mcp_rig() as here:
         idle, busy = await Client.of(here), await Client.of(here)
         await busy.say(call("c", waits=True))
-        await asyncio.wait_for(here.work.running.wait(), 5)
+        await asyncio.wait_for(here.work.running.wait(), 60)
         here.sse.close()
         assert await idle.stream.rest() == [] and idle.stream.ended
         assert (await here.send("GET", "/sse")).status == 503

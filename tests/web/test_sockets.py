@@ -36,7 +36,7 @@ def test_port_used_by_an_outgoing_connection_is_retried_then_explained() -> None
             tcp_socket("127.0.0.1", port, seconds=0.1)
         assert f"ip_local_reserved_ports={port}" in str(raised.value)
         threading.Timer(0.1, client.close).start()
-        tcp_socket("127.0.0.1", port, seconds=20).close()
+        tcp_socket("127.0.0.1", port, seconds=60).close()
 
 
 def test_port_used_by_a_listener_is_not_retried() -> None:

@@ -23,6 +23,9 @@ class PiecedBody:
         for piece in self.pieces:
             yield piece
 
+    async def reserve(self, size: int) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

@@ -52,7 +52,7 @@ async def until_asked(rig: RunRig, run: Run, path: str) -> str:
 async def test_keys_that_cannot_be_checked_fail_no_step(short_tmp: Path) -> None:
     async with run_rig(short_tmp) as rig:
         keys = rig.app.parts.stores.keys
-        keys.create("bob", owner="Bob", expires_at=None, scopes=[])
+        keys.create("bob", owner="Bob", expires_at=None, scopes=["call"])
         gate = asyncio.Event()
 
         async def wait(one: Call) -> str:
@@ -63,7 +63,7 @@ async def test_keys_that_cannot_be_checked_fail_no_step(short_tmp: Path) -> None
         rig.add("after", lambda one: "done")
         await rig.define("two", call("slow"), call("after", "slow"))
         run = await rig.start("two", BOB)
-        await asyncio.wait_for(rig.stub.arrived.wait(), 20)
+        await asyncio.wait_for(rig.stub.arrived.wait(), 60)
         with take_away(short_tmp, "hub.db", "keys"):
             gate.set()
             await until_put_back(rig, run, "after", "keys cannot be checked")
@@ -75,7 +75,7 @@ async def test_keys_that_cannot_be_checked_fail_no_step(short_tmp: Path) -> None
         gate.clear()
         rig.stub.arrived.clear()
         run = await rig.start("two", BOB)
-        await asyncio.wait_for(rig.stub.arrived.wait(), 20)
+        await asyncio.wait_for(rig.stub.arrived.wait(), 60)
         keys.revoke("bob")
         gate.set()
         assert (await rig.until(run.id)).state == FAILED
@@ -84,7 +84,7 @@ async def test_keys_that_cannot_be_checked_fail_no_step(short_tmp: Path) -> None
 async def test_an_answer_is_kept_while_the_hub_cannot_pass_it_on(short_tmp: Path) -> None:
     async with run_rig(short_tmp) as rig:
         keys = rig.app.parts.stores.keys
-        keys.create("bob", owner="Bob", expires_at=None, scopes=[])
+        keys.create("bob", owner="Bob", expires_at=None, scopes=["call"])
         rig.add("choose", lambda one: one.answers["choice"] if one.answers else ask())
         await rig.define("one", call("choose"))
         run = await rig.start("one", BOB)

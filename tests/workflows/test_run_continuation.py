@@ -135,7 +135,7 @@ async def test_a_failing_store_loses_no_decision_and_answers_all_callers(short_t
         other = sqlite3.connect(short_tmp / "runs.db", isolation_level=None)
         other.execute("ALTER TABLE runs RENAME TO away")
         desk.decide(f"{run.id}.ask", True, OWNER)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not runner.active_count:
                 await asyncio.sleep(0)
             with pytest.raises(StorageFailed):
@@ -169,12 +169,12 @@ async def test_strangers_learn_no_names_of_workflows(short_tmp: Path) -> None:
         view = WorkflowsView(rig.app.parts.workflows)
         for name in ("payrol", "payroll", "broken"):
             with pytest.raises(NotFound) as seen:
-                view.describe(BOB, name)
+                await view.describe(BOB, name)
             with pytest.raises(NotFound) as started:
                 await view.start(BOB, name, {}, {})
             assert str(seen.value) == str(started.value) == f'there is no workflow "{name}"'
         with pytest.raises(NotFound, match='did you mean "payroll"'):
-            view.describe(OWNER, "payrol")
+            await view.describe(OWNER, "payrol")
 
 
 @pytest.mark.parametrize("restarts", [False, True])
@@ -230,7 +230,7 @@ async def until_step(rig: RunRig, run: Run, is_reached: Callable[[StepRecord], b
     changed = asyncio.Event()
     stop = rig.service.watch(run.id, lambda run, record: changed.set())
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not is_reached((await rig.steps(run))["act"]):
                 await changed.wait()
                 changed.clear()

@@ -45,7 +45,7 @@ def test_a_hub_without_workflows_loads_none_of_them(tmp_path: Path, has_folder: 
     if has_folder:
         (tmp_path / "workflows").mkdir(mode=0o700)
     done = subprocess.run(
-        [sys.executable, "-c", CODE, str(tmp_path)], capture_output=True, text=True, timeout=30
+        [sys.executable, "-c", CODE, str(tmp_path)], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
     loaded = set(eval(done.stdout.splitlines()[-1]))
@@ -81,7 +81,7 @@ async def test_many_queued_runs_finish_beside_the_calls_of_others(short_tmp: Pat
                 await rig.start("three")
                 started.append(time.perf_counter() - begun)
                 assert rig.service._runner.active_count <= 30
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while rig.service._runner.unfinished.total() > RUNS:
                     await asyncio.sleep(0.01)
 

@@ -131,6 +131,16 @@ class BridgeSettings(Struct, frozen=True, kw_only=True):
     probe_secs: Annotated[
         float, Meta(gt=0, le=86_400, description="Seconds between two health checks of an agent.")
     ] = 30
+    max_agents: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=100_000,
+            description="How many external agents the hub uses, wherever they come from: "
+            "config.toml, the API or a shared database. Each takes some 40 KB and a health check "
+            "each probe_secs.",
+        ),
+    ] = 1_000
     credential_env: Annotated[
         list[Annotated[str, Meta(pattern="^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]],
         Meta(

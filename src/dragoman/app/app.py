@@ -23,6 +23,7 @@ from dragoman.app.status import HubStatus
 from dragoman.app.workflows_view import WorkflowsView
 from dragoman.core.access import ServesPrincipals, TokenRejected, build_missing_scope
 from dragoman.core.background import Background
+from dragoman.core.body_budget import BodyBudget
 from dragoman.core.cluster import SINGLE_HUB
 from dragoman.core.errors import AuthorizationError, ConfigError
 from dragoman.core.principal import Principal
@@ -40,7 +41,6 @@ from dragoman.web.app import TcpApp as TcpApp
 from dragoman.web.auth import AllowedNames
 from dragoman.web.console.gate import ConsoleGate
 from dragoman.web.hooks import WebhookEndpoint
-from dragoman.web.http.body_budget import BodyBudget
 from dragoman.web.http.http1 import Application
 from dragoman.web.http.listener import HttpListener
 from dragoman.web.http.sockets import is_loopback, tcp_socket, unix_socket
@@ -269,6 +269,7 @@ class App:
             poll(parts.catalogs.reviews.retry),
             parts.store_watch.keep_pruning(lambda: parts.live.config.audit),
             parts.store_watch.keep_checkpoints(),
+            parts.store_watch.begin_sealing(),
             self.access.watch(serving),
             poll(_sweep_processes, SWEEP_SECONDS),
             parts.guards.watch_load(),

@@ -121,11 +121,11 @@ def build_app(
     configuration that could not be read here. Raises `ConfigError`, with everything closed."""
     watch, live = ConfigWatch(home, given), LiveConfig(config, load_variables(home), home)
     api_key = resolve_local_api_key(config, live.secrets) if api_key is None else api_key
-    bus, net, clients = Bus(config.bus.gate_secs), OutboundHttp(), ConnectedClients()
+    bus, net, clients = Bus(config.bus.gate_secs), _build_net(config), ConnectedClients()
     registered, skill_table = RegisteredAgents(), SkillTable()
-    cluster, member, fence = _build_cluster(home, live)
+    cluster, member, fence, shared_key = _build_cluster(home, live)
     with contextlib.ExitStack() as undo:  # this process may try again
-        stores = build_stores(home, config, live.secrets, member.mark, fence)
+        stores = build_stores(home, config, live.secrets, member.mark, fence, shared_key)
         undo.callback(stores.close)
         key, share = _share_audit(home, stores, cluster)
         store_watch = StoreWatch(stores, home / config.policy.folder)
@@ -136,7 +136,7 @@ def build_app(
         names = known_ids.list_names(home, config, stores.place)
         catalogs = build_pinned_catalogs(live, stores, bus, registered, local, skill_table, names)
         logins = build_logins(
-            home, stores.place, live, state, net, bus, cluster.key if cluster else None,
+            home, stores.place, live, state, net, bus, shared_key,
             lambda principal: hub.authorizer.decide_action(principal, REGISTRY).allowed,
             lambda account, holder: targets.note_login(account.name, holder), authority, member,
         )  # fmt: skip
@@ -167,7 +167,7 @@ def build_app(
         agents = AgentsBuilder(
             home, live, state, stores, hub, net,
             LocalAgents(local, ChainMap(failures, manifests.failures)),
-            registered, review_card, touch, logins.open_agent_account,
+            registered, review_card, touch, logins.open_agent_account, guards.read_delay,
         ).build()  # fmt: skip
         tools = LazyTools(
             home, stores.place, config.tools, hub, net, manifests, access, stores.witness, runner,
@@ -190,6 +190,10 @@ def build_app(
     return _assemble(parts, watch, access_watch, net)
 
 
+def _build_net(config: Config) -> OutboundHttp:
+    return OutboundHttp(room_bytes=config.limits.result_megabytes * 1024 * 1024)
+
+
 def _build_outer(
     live: LiveConfig, net: OutboundHttp, cluster: ClusterParts | None
 ) -> tuple[RedisParts | None, Telemetry | None]:
@@ -200,14 +204,14 @@ def _build_outer(
 
 def _build_cluster(
     home: Path, live: LiveConfig
-) -> tuple[ClusterParts | None, ClusterMember, Fence | None]:
+) -> tuple[ClusterParts | None, ClusterMember, Fence | None, bytes | None]:
     """None for a single hub, which loads nothing of it."""
     if live.config.cluster.secret is None:
-        return None, SINGLE_HUB, None
+        return None, SINGLE_HUB, None, None
     from dragoman.app.build_cluster import build_cluster
 
     cluster = build_cluster(home, live)
-    return cluster, cluster.hubs, cluster.hubs.fence
+    return cluster, cluster.hubs, cluster.hubs.fence, cluster.key
 
 
 def _share_audit(

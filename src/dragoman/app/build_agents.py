@@ -387,6 +387,8 @@ class AgentsBuilder:
     """Called when the facts about an agent change."""
     open_account: Callable[[ExternalAgent], HolderClients | None]
     """Returns what sends the credentials of logins to an agent; None if it has others."""
+    read_delay: Callable[[], float]
+    """Returns by how many seconds the event loop has been late so far."""
 
     def build(self) -> Agents:
         registry = self._build_registry()
@@ -461,6 +463,8 @@ class AgentsBuilder:
             review_card=self.review_card,
             facts_changed=self.touch_policies,
             every=config.bridge.probe_secs,
+            most=config.bridge.max_agents,
+            read_delay=self.read_delay,
             references=rules,
             cluster=self.hub.cluster,
         )

@@ -22,6 +22,7 @@ from dragoman.app.cluster_report import PATH as REPORT
 from dragoman.app.cluster_report import ClusterReports, FindState
 from dragoman.app.config_watch import LiveConfig
 from dragoman.app.placed_servers import PREFIX, PlacedServers, is_placed, parse_hub
+from dragoman.core.body_budget import BodyBudget
 from dragoman.core.cluster import ServeFrames
 from dragoman.core.errors import ConfigError, StorageFailed
 from dragoman.core.principal import Principal
@@ -45,7 +46,6 @@ from dragoman.web.forwarding import (
     PlacedHttpClient,
     Serve,
 )
-from dragoman.web.http.body_budget import BodyBudget
 from dragoman.web.http.http1 import Application
 from dragoman.web.http.listener import HttpListener
 from dragoman.web.http.sockets import tcp_socket, unix_socket

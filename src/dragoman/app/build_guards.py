@@ -73,6 +73,10 @@ class Guards:
         """Measures whether the hub is overloaded, without end."""
         await asyncio.gather(*(one.watch() for one in self.stages if isinstance(one, Overload)))
 
+    def read_delay(self) -> float:
+        """Returns by how many seconds the event loop has been late so far."""
+        return sum(one.read_total() for one in self.stages if isinstance(one, Overload))
+
     async def close(self) -> None:
         self.kept.close()
         self.approvals.close()

@@ -137,18 +137,20 @@ def build_logins(
     def find_base() -> str | None:
         return state.base if state.url is not None else None
 
-    def build_redirect_uri() -> str:
+    def build_redirect_uri(mark: str) -> str:
         base = find_base()
         if base is None:
             raise Unreachable(
                 "this hub has no address that a browser can return to: start it with dragoman up",
                 sent=False,
             )
-        return f"{base}{CALLBACK}"
+        return f"{base}{CALLBACK}/{mark}" if mark else f"{base}{CALLBACK}"
 
-    def build_client_url() -> str:
+    def build_client_url(mark: str) -> str:
         base = find_base() or ""
-        return f"{base}{CLIENT}" if base.startswith("https://") else ""
+        if not base.startswith("https://"):
+            return ""
+        return f"{base}{CLIENT}/{mark}" if mark else f"{base}{CLIENT}"
 
     services = OAuthServices(
         open_http,
@@ -160,10 +162,10 @@ def build_logins(
         ownership.mark,
     )
 
-    def build_client_document() -> dict[str, object]:
+    def build_client_document(mark: str) -> dict[str, object]:
         from dragoman.oauth.client.registration import build_client_document
 
-        return build_client_document(build_client_url(), build_redirect_uri())
+        return build_client_document(build_client_url(mark), build_redirect_uri(mark))
 
     desk = HubLoginDesk(bus, find_base, may_administer, note_login, ownership)
     pages = LoginPages(desk, build_client_document)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from dragoman.config import Config
 from dragoman.config_layers import variable_from_path
 from dragoman.core.admin_audit import Tally
 from dragoman.core.environment import read_environment
-from dragoman.core.errors import ConfigError, HubError
+from dragoman.core.errors import ConfigError, HubError, StorageFailed
 from dragoman.core.secret_references import SecretResolver
 from dragoman.stores.audit.log import SqliteAuditLog
 from dragoman.stores.client_grants import ClientGrantStore
@@ -102,11 +102,16 @@ class Stores:
 
 
 def build_stores(
-    home: Path, config: Config, secrets: SecretResolver, hub: str = "", fence: Fence | None = None
+    home: Path,
+    config: Config,
+    secrets: SecretResolver,
+    hub: str = "",
+    fence: Fence | None = None,
+    key: bytes | None = None,
 ) -> Stores:
-    """`hub` is the id of this hub where several share the database of `[store] url`, and `fence`
-    what its write transactions begin with; without one it uses that database alone. Raises
-    `ConfigError` if a store of the home was lost."""
+    """`hub` is the id of this hub where several share the database of `[store] url`, `fence` what
+    its write transactions begin with, and `key` what it seals rows with; without them it uses that
+    database alone. Raises `ConfigError` if a store of the home was lost."""
     with ExitStack() as undo:
         place = open_place(home, config.store.url, secrets, fence=fence)
         undo.callback(close_place, place)
@@ -114,6 +119,10 @@ def build_stores(
         if not isinstance(place, Path):
             place.watch(exclusive=not hub)
             identity = place.read_identity()
+            if key is not None:
+                from dragoman.stores.seal_database import attach_seals
+
+                attach_seals(place, key, home)
         witness = StoreInventory(home, home / config.policy.folder, identity)
         record = witness.record
         refuse_lost_config(home, record)
@@ -129,6 +138,11 @@ def build_stores(
             tasks = DatabaseTaskStore(place, durable=config.audit.durable, hub=hub)
             undo.callback(tasks.close)
         users = _open_users(place) if config.auth.server.enabled else None
+        if not isinstance(place, Path) and place.seals.is_active:
+            from dragoman.stores.seal_database import begin_sealing
+
+            with suppress(StorageFailed):  # the watch of the stores tries again
+                begin_sealing(place, home)
         undo.pop_all()
     clock = SteadyClock(record.clock_seen or audit.previous_end_at, record.clock_new_since)
     conversations = DatabaseConversations(place, witness.register_stores, is_shared=bool(hub))

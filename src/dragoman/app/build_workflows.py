@@ -131,6 +131,10 @@ class LazyWorkflows:
     """The parts, once they are needed and open."""
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while they are built, opened and closed."""
+    _started: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the hub has loaded what there was at its start."""
+    load_seconds: float = 3.0
+    """How long a request waits for that."""
     checks: HeavyWork = field(default_factory=lambda: HeavyWork("check a definition"))
 
     @property
@@ -147,13 +151,17 @@ class LazyWorkflows:
         )
         return (home / FOLDER).is_dir() or has_runs
 
-    def find_loaded(self) -> WorkflowParts | None:
-        """Returns the parts, if the home has workflows or runs. Raises `Overloaded` while a hub
-        that starts has not loaded them: the workflow or run may exist."""
-        parts = self.find()
-        if parts is None and self.is_needed:
-            raise Overloaded("the hub has not loaded its workflows yet; try again in a moment")
-        return parts
+    async def wait_loaded(self) -> WorkflowParts | None:
+        """Returns the parts, if the home has workflows or runs. Waits while the hub starts and has
+        not loaded them: the workflow or run may exist. Raises `Overloaded` after a while."""
+        if not self.built and not self._started.is_set() and self.is_needed:
+            try:
+                async with asyncio.timeout(self.load_seconds):
+                    await self._started.wait()
+            except TimeoutError:
+                words = "the hub has not loaded its workflows yet; try again in a moment"
+                raise Overloaded(words) from None
+        return self.find()
 
     def find(self) -> WorkflowParts | None:
         """Returns the parts, if the home has workflows or runs."""
@@ -179,6 +187,7 @@ class LazyWorkflows:
     async def start(self) -> None:
         if self.is_needed:
             await self.require()
+        self._started.set()
 
     async def follow(self) -> None:
         """Loads workflows that are new; called again and again."""
@@ -196,9 +205,9 @@ class LazyWorkflows:
             parts.tools.begin_stop()
             parts.service.begin_stop()
 
-    def find_webhooks(self) -> WebhookReceiver | None:
+    async def find_webhooks(self) -> WebhookReceiver | None:
         """Returns what receives webhooks, if a workflow has one."""
-        parts = self.find_loaded()
+        parts = await self.wait_loaded()
         triggers = parts.triggers.find() if parts is not None else None
         return triggers.webhooks if triggers is not None else None
 

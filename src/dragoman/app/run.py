@@ -101,7 +101,8 @@ async def _serve(
             await wait_for_database(home, config, error, ended)
             continue
         try:
-            ready(app.parts)
+            with _explain_damage(home):
+                ready(app.parts)
             await ended.wait()
         finally:
             await app.stop()

@@ -87,10 +87,10 @@ def describe_changes(
         yield (
             "access tokens that name no scope of the hub have those of `default_scopes` of their "
             'issuer from now on: "call", which does not include "admin" or "approve", except for '
-            "owners; see docs/sign-in.md"
+            "owners. See: dragoman docs sign-in"
         )
     if config.mcp_servers and engine.policy_set.default:
         yield (
             "processes of servers may not call tools and agents any more, unless a policy permits "
-            'it or they use a key of their own; see "Servers that call" in docs/policies.md'
+            'it or they use a key of their own; see "Servers that call" in: dragoman docs policies'
         )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from dragoman.core.environment import read_environment
 from dragoman.core.secret_references import SecretResolver
+from dragoman.core.shared_settings import resolve_cluster_key
 from dragoman.stores.database import COMMAND_LIMITS, StorePlace, open_place
 
 if TYPE_CHECKING:
@@ -28,12 +29,29 @@ def open_offline_place(home: Path, config: Config | None = None) -> Iterator[Sto
         return
     from dragoman.config import load_variables
 
-    place = open_place(home, url, SecretResolver(load_variables(home), home), COMMAND_LIMITS)
+    secrets = SecretResolver(load_variables(home), home)
+    place = open_place(home, url, secrets, COMMAND_LIMITS)
     try:
+        if not isinstance(place, Path):
+            _attach_seals(place, home, config, secrets)
         yield place
     finally:
         if not isinstance(place, Path):
             place.close()
+
+
+def _attach_seals(
+    place: PostgresServer, home: Path, config: Config | None, secrets: SecretResolver
+) -> None:
+    """Has a command seal the rows that it writes, as the hubs do."""
+    from dragoman.config import load
+    from dragoman.home import WORKERS_SECRET
+    from dragoman.stores.seal_database import attach_seals
+
+    file = home / WORKERS_SECRET
+    settings = (config or load(home / "config.toml")).cluster
+    default = f"file:{file}" if file.exists() else None
+    attach_seals(place, resolve_cluster_key(settings, secrets, default), home)
 
 
 def find_url(home: Path) -> str | None:

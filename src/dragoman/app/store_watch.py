@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 CHECKPOINT_SECONDS = 600.0
 """How often the end of the audit log is noted outside of its own files."""
 PRUNE_SECONDS = 3600.0
+SEAL_SECONDS = 10.0
+"""How often is looked whether all hubs of the cluster seal rows, until they do."""
 CONFIG_CHANGE, SKILL_CHANGE = "config.change", "skill.change"
 FILES = "files"
 """The principal of a change that was made by editing a file."""
@@ -72,6 +74,18 @@ class StoreWatch:
                     problem,
                 )
 
+    async def begin_sealing(self) -> None:
+        """Seals the rows of a shared database once the last hub without seals has left."""
+        place = self._stores.place
+        if isinstance(place, Path) or not place.seals.is_active:
+            return
+        from dragoman.stores.seal_database import begin_sealing
+
+        while not place.seals.is_enforced:
+            await asyncio.sleep(SEAL_SECONDS)
+            with contextlib.suppress(HubError):  # tried again
+                begin_sealing(place, self._witness.home)
+
     def find_problems(self) -> list[str]:
         away = self._stores.find_problem()
         return [
@@ -102,9 +116,17 @@ class StoreWatch:
         while True:
             try:
                 await self.prune(find_settings())
+                self._prune_seals()
             except HubError as error:
                 log.warning("old records could not be deleted: %s", error)
             await asyncio.sleep(PRUNE_SECONDS)
+
+    def _prune_seals(self) -> None:
+        place = self._stores.place
+        if not isinstance(place, Path) and place.seals.is_active:
+            from dragoman.stores.seal_database import prune_seals
+
+            prune_seals(place)
 
     async def prune(self, settings: AuditSettings) -> int:
         """Deletes and records what is too old or too much. Nothing counts as old while the clock is

@@ -30,8 +30,8 @@ class WorkflowsView:
 
     # --- workflows -------------------------------------------------------------------------------
 
-    def list_workflows(self, principal: Principal) -> list[dict[str, Any]]:
-        parts = self._lazy.find_loaded()
+    async def list_workflows(self, principal: Principal) -> list[dict[str, Any]]:
+        parts = await self._lazy.wait_loaded()
         if parts is None:
             return []
         from dragoman.workflows.describe import describe_file
@@ -43,10 +43,10 @@ class WorkflowsView:
             if is_admin or (one.workflow and self._may_list(principal, parts, one.workflow))
         ]
 
-    def describe(self, principal: Principal, name: str) -> dict[str, Any]:
+    async def describe(self, principal: Principal, name: str) -> dict[str, Any]:
         from dragoman.workflows.describe import describe_file, describe_workflow
 
-        parts, is_admin = self._require_visible(principal, name), self._is_admin(principal)
+        parts, is_admin = await self._require_visible(principal, name), self._is_admin(principal)
         entry = parts.folder.find_file(name)
         workflow = entry.workflow
         found = describe_file(entry, parts.triggers.find_state)
@@ -62,10 +62,10 @@ class WorkflowsView:
         prepare = partial(prepare_definition, name, source, find_author(principal))
         parts.folder.save(name, await self._lazy.checks.run(principal.key, prepare))
         record_done(self._lazy.audit, "workflow.write", name, principal.label, API, {})
-        return self.describe(principal, name)
+        return await self.describe(principal, name)
 
-    def remove(self, principal: Principal, name: str) -> None:
-        self._require(name).folder.remove(name)
+    async def remove(self, principal: Principal, name: str) -> None:
+        (await self._require(name)).folder.remove(name)
         record_done(self._lazy.audit, "workflow.remove", name, principal.label, API, {})
 
     async def check(self, principal: Principal, source: str) -> list[dict[str, Any]]:
@@ -87,7 +87,7 @@ class WorkflowsView:
         from dragoman.workflows.service import RunStart
 
         request = RunStart(principal=principal, door=API, inputs=inputs, agents=agents)
-        service = self._require_visible(principal, name).service
+        service = (await self._require_visible(principal, name)).service
         run = await service.start(name, request)
         told = {"workflow": run.workflow}
         record_done(
@@ -103,14 +103,14 @@ class WorkflowsView:
         limit: int,
         cursor: str,
     ) -> tuple[list[dict[str, Any]], str]:
-        parts = self._lazy.find_loaded()
+        parts = await self._lazy.wait_loaded()
         if parts is None:
             return [], ""
         found, following = await parts.service.list_runs(principal, workflow, states, limit, cursor)
         return [render_run(one) for one in found], following
 
     async def get_run(self, principal: Principal, id: str) -> dict[str, Any]:
-        parts = self._require_runs(id)
+        parts = await self._require_runs(id)
         run = await parts.service.find(principal, id)
         records = await parts.service.load_steps(id)
         workflow = await parts.service.find_workflow(run)
@@ -126,45 +126,45 @@ class WorkflowsView:
 
     async def may_watch(self, principal: Principal, id: str) -> None:
         """Raises `NotFound` unless the principal may see the run."""
-        await self._require_runs(id).service.find(principal, id)
+        await (await self._require_runs(id)).service.find(principal, id)
 
     async def cancel(self, principal: Principal, id: str) -> dict[str, Any]:
-        return render_run(await self._require_runs(id).service.cancel(principal, id))
+        return render_run(await (await self._require_runs(id)).service.cancel(principal, id))
 
     async def retry(self, principal: Principal, id: str) -> dict[str, Any]:
-        return render_run(await self._require_runs(id).service.retry(principal, id))
+        return render_run(await (await self._require_runs(id)).service.retry(principal, id))
 
     async def resume(
         self, principal: Principal, id: str, path: str, decision: str
     ) -> dict[str, Any]:
-        service = self._require_runs(id).service
+        service = (await self._require_runs(id)).service
         return render_run(await service.resume(principal, id, path, decision))
 
     async def answer(
         self, principal: Principal, id: str, path: str, answers: Mapping[str, Any]
     ) -> dict[str, Any]:
-        service = self._require_runs(id).service
+        service = (await self._require_runs(id)).service
         return render_run(await service.answer(principal, id, path, answers))
 
     # --- who may see what ------------------------------------------------------------------------
 
-    def _require(self, name: str) -> WorkflowParts:
-        if (parts := self._lazy.find_loaded()) is None:
+    async def _require(self, name: str) -> WorkflowParts:
+        if (parts := await self._lazy.wait_loaded()) is None:
             raise NotFound(f'there is no workflow "{name[:80]}"')
         return parts
 
-    def _require_visible(self, principal: Principal, name: str) -> WorkflowParts:
+    async def _require_visible(self, principal: Principal, name: str) -> WorkflowParts:
         """Raises `NotFound`, which names no other workflow, unless the principal may know of it:
         what is said about names and files is for those who may see them."""
-        parts = self._require(name)
+        parts = await self._require(name)
         if not self._is_admin(principal):
             workflow = parts.folder.get(name)
             if workflow is None or not self._may_list(principal, parts, workflow):
                 raise NotFound(f'there is no workflow "{name[:80]}"')
         return parts
 
-    def _require_runs(self, id: str) -> WorkflowParts:
-        if (parts := self._lazy.find_loaded()) is None:
+    async def _require_runs(self, id: str) -> WorkflowParts:
+        if (parts := await self._lazy.wait_loaded()) is None:
             raise NotFound(f'there is no run "{id[:64]}"')
         return parts
 

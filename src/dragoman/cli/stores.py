@@ -133,6 +133,33 @@ def accept_loss(names: tuple[str, ...], yes: bool, home: str | None) -> None:
         say("HTTP clients are rejected until you make a key: dragoman keys create NAME")
 
 
+@stores.command()
+@yes_option
+@home_option
+def seal(yes: bool, home: str | None) -> None:
+    """Accept the rows of a shared database as they are, and seal them again.
+
+    \b
+    dragoman stores seal
+
+    Hubs with a [cluster] secret refuse keys, users, agents and approvals in the database that no
+    hub and no command of the cluster has written; dragoman doctor names them. Run this after you
+    have changed the secret, or have restored the database from elsewhere: it gives every row that
+    is there now what it says, so look at the keys and users first.
+    """
+    from dragoman.app.store_place import open_offline_place
+    from dragoman.stores.seal_database import begin_sealing
+
+    place = Path(resolve_home(home))
+    with open_offline_place(place) as where:
+        if isinstance(where, Path) or not where.seals.is_active:
+            fail("only a database of [store] url has seals, with a [cluster] secret", USAGE)
+        if not yes:
+            confirm("Accept all keys, users, agents and approvals as the database has them now?")
+        begin_sealing(where, place, again=True)
+    print("all rows are sealed; running hubs use them within a second, agents after a restart")
+
+
 def _find_database(place: Path) -> str | None:
     """Reads the id of the database of `[store] url`; None without one."""
     from dragoman.app.store_place import open_offline_place

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from dragoman.cli.base.output import common_options, home_option, print_json, pr
 from dragoman.core.errors import ConfigError, HubError, InvalidInput
 
 if TYPE_CHECKING:
-    from dragoman.core.users import GrantRecord, UserRecord
+    from dragoman.core.users import EndedAccess, GrantRecord, UserRecord
     from dragoman.stores.client_grants import ClientGrantStore
     from dragoman.stores.users import UserStore
 
@@ -185,25 +185,40 @@ def show(name: str, home: str | None, as_json: bool) -> None:
 @click.argument("name")
 @click.option("--password", "ask", is_flag=True,
               help="Set the password here: typed twice, or read from stdin.")  # fmt: skip
+@click.option("--keep", is_flag=True,
+              help="End nothing now; with --password, nothing at all.")  # fmt: skip
 @common_options
-def passwd(name: str, ask: bool, home: str | None, as_json: bool) -> None:
+def passwd(name: str, ask: bool, keep: bool, home: str | None, as_json: bool) -> None:
     """Let the user NAME choose a new password by a link, or set it here.
 
     \b
     dragoman users passwd anna
     dragoman users passwd anna --password
+    dragoman users passwd anna --keep
 
-    A new password ends all browser sessions of the user and disconnects their apps.
+    The command ends all browser sessions of the user, disconnects their apps and removes their
+    passkeys; the old password works no longer. With --keep, that happens when the link is used.
     """
     with _open_existing(home, name) as stores:
         user = stores.users.get(name)
-        link = ""
+        link, ended = "", None
         if ask:
-            stores.users.set_password(user.name, _hash(_read_password(user.name)))
+            hashed = _hash(_read_password(user.name))
+            ended = stores.users.set_password(user.name, hashed, keep=keep)
         else:
+            if not keep:
+                ended = stores.users.end_access(user.name)
             link = _open_link(stores.users, user.name, home)
     if as_json:
-        return print_json({"name": user.name, "enrolment_link": link or None})
+        return print_json(
+            {
+                "name": user.name,
+                "enrolment_link": link or None,
+                "ended": asdict(ended) if ended else {},
+            }
+        )
+    if ended is not None and (rendered := _render_ended(ended)):
+        say(f'ended for "{user.name}": {rendered}')
     if link:
         return _print_link(link)
     return print(f'the password of "{user.name}" was changed')
@@ -294,6 +309,16 @@ def _hash(password: str) -> str:
     from dragoman.oauth.authority.passwords import build_hasher
 
     return build_hasher().hash(password)
+
+
+def _render_ended(ended: EndedAccess) -> str:
+    counts = (
+        (ended.sessions, "browser session"),
+        (ended.apps, "connected app"),
+        (ended.passkeys, "passkey"),
+        (ended.browsers, "known browser"),
+    )
+    return ", ".join(f"{count} {noun}{'s' * (count != 1)}" for count, noun in counts if count)
 
 
 def _open_link(users: UserStore, name: str, home: str | None) -> str:

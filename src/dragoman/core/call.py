@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -38,6 +39,8 @@ class _Absent:
 ABSENT: Final = _Absent()
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
+caller: ContextVar[Principal | None] = ContextVar("caller", default=None)
+"""Who makes the call that runs in this task, for budgets that callers share; None for the hub."""
 
 
 def empty_mapping() -> Mapping[str, Any]:

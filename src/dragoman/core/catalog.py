@@ -6,6 +6,7 @@ A tool has a unique canonical name, and aliases that each belong to the tool tha
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -105,6 +106,9 @@ class Catalog:
         self._by_fallback: dict[str, Tool] = {}
         self._sorted: tuple[Tool, ...] | None = None
         self._listeners: list[Callable[[], None]] = []
+        self.publishing = asyncio.Lock()
+        """Held by a target while it prepares and replaces its offer in several turns of the event
+        loop; the lock of the tools stands for all kinds."""
 
     def offer(self, target: str, tools: Iterable[Tool]) -> None:
         """Replaces everything that `target` offered before."""

@@ -19,6 +19,7 @@ from dragoman.core.call import (
     TaskHandling,
     Updates,
     WantedUpdates,
+    caller,
     discard_update,
 )
 from dragoman.core.call_chains import CallChains
@@ -208,6 +209,7 @@ class Hub:
     async def _run(self, call: Call) -> Result:
         """The end of the pipeline. An unexpected exception of a target counts as its failure."""
         call.notes.has_left = True
+        caller.set(call.principal)  # not reset: the next call of this task sets it again
         try:
             result = await call.tool.target.run(call)
         except HubError as error:

@@ -63,6 +63,17 @@ class Passkey:
 
 
 @dataclass(frozen=True, slots=True)
+class EndedAccess:
+    """How much of a user's access was ended."""
+
+    sessions: int = 0
+    apps: int = 0
+    passkeys: int = 0
+    browsers: int = 0
+    """Browsers that were known to have signed in before."""
+
+
+@dataclass(frozen=True, slots=True)
 class SessionRecord:
     """A browser in which a user has signed in."""
 

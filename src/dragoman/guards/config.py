@@ -287,6 +287,14 @@ class Limits(Struct, frozen=True, kw_only=True):
             "most half of them, and what does not fit waits."
         ),
     ] = 64
+    result_megabytes: Annotated[
+        int,
+        Meta(ge=20, le=100_000),
+        _about(
+            "Megabytes of large results that are being read from servers and agents over HTTP; "
+            "one caller has at most half of them, and what does not fit waits."
+        ),
+    ] = 64
     chain_depth: Annotated[int, Meta(ge=0, le=63), _about("How deep calls may lead to calls.")] = 5
     chain_calls: Annotated[
         int, Meta(ge=1, le=1_000_000), _about("Calls that one call may lead to, in total.")

@@ -373,7 +373,7 @@ def mark_repeated(result: Result, found: StoredApproval) -> Result:
     id, at = found.request.id, render_time(found.ended_at)
     words = (
         f"This is the result of the same call of {at} (approval {id}); it was not made again. "
-        f"To have it made again, call it with another {KEY_META}. See docs/approvals.md"
+        f"To have it made again, call it with another {KEY_META}. See: dragoman docs approvals"
     )
     meta = {**result.extra.get("_meta", {}), REPEATED_META: {"approval": id, "madeAt": at}}
     return replace(

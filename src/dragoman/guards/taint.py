@@ -10,6 +10,7 @@ clients` says otherwise.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import OrderedDict
 from collections.abc import Awaitable, Hashable, Iterable, Mapping
@@ -18,9 +19,17 @@ from secrets import token_hex
 from typing import Any
 
 from dragoman.core.approvals import ApprovalRule, join_rules
+from dragoman.core.backoff import Backoff
 from dragoman.core.call import ABSENT, FORM, Call, Question, Result
 from dragoman.core.call_chains import CallChains, RunningCall
-from dragoman.core.errors import InvalidInput, NotFound, Refused, StorageFailed, Tainted
+from dragoman.core.errors import (
+    InvalidInput,
+    NotFound,
+    Refused,
+    StorageFailed,
+    Tainted,
+    WorkFailed,
+)
 from dragoman.core.local_agents import AGENT as LOCAL_AGENT
 from dragoman.core.pipeline import Next
 from dragoman.core.question_handles import can_answer
@@ -60,6 +69,11 @@ _SCHEMA = {
     "properties": {ALLOW: {"type": "boolean", "title": "Allow this call"}},
     "required": [ALLOW],
 }
+
+
+LABEL_PAUSES = Backoff(first=0.1, longest=5.0)
+LABEL_ATTEMPTS = 10
+"""Half a minute in all."""
 
 
 class CollectLabels:
@@ -105,9 +119,11 @@ class Taint:
         table: ToolFlowTable,
         carried: CarriedLabels,
         parks: bool = False,
+        pauses: Backoff = LABEL_PAUSES,
     ) -> None:
         """`parks`: a later stage parks calls that need an approval; otherwise those whose client
-        cannot be asked are refused."""
+        cannot be asked are refused. `pauses` are those between attempts to store labels."""
+        self._pauses = pauses
         self._parks = parks
         self._chains = chains
         self._table = table
@@ -156,12 +172,12 @@ class Taint:
         except (Refused, InvalidInput, NotFound, StorageFailed):
             raise  # nothing was reached
         except Exception:
-            self._label_outcome(call, flows, running, None)  # errors are texts of the target too
+            await self._keep_labels(call, flows, running, None)  # errors are texts of the target
             raise
         finally:
             if approved is not None and result is not None and result.questions is not None:
                 _remember(self._approved, approved)
-        self._label_outcome(call, flows, running, result)
+        await self._keep_labels(call, flows, running, result)
         if result.questions is not None and running.chain.labels and above is None:
             kept = {label: _find_origin(running, label) for label in running.chain.labels}
             self._carried.suspend(call.trace.id, kept)
@@ -295,6 +311,23 @@ class Taint:
             for key in call.tool.list_written(call):
                 self._carried.store.add_labels(key, stored)
         return stored
+
+    async def _keep_labels(
+        self, call: Call, flows: ToolFlows, running: RunningCall, result: Result | None
+    ) -> None:
+        """Labels an outcome. The call has taken effect, and its result must not leave the hub
+        without its labels: while their store fails, this tries again, and in the end raises
+        `WorkFailed`."""
+        for attempt in range(1, LABEL_ATTEMPTS + 1):
+            try:
+                return self._label_outcome(call, flows, running, result)
+            except StorageFailed as error:
+                if attempt == LABEL_ATTEMPTS:
+                    raise WorkFailed(
+                        f'"{call.tool.name}" was called and may have taken effect; its result is '
+                        f"withheld, because its taint labels cannot be stored: {error}"
+                    ) from error
+                await asyncio.sleep(self._pauses.delay(attempt))
 
     def _label_outcome(
         self, call: Call, flows: ToolFlows, running: RunningCall, result: Result | None

@@ -10,6 +10,7 @@ import ssl
 from collections.abc import Mapping
 from weakref import WeakValueDictionary
 
+from dragoman.core.body_budget import BodyBudget
 from dragoman.core.deadlines import Deadlines
 from dragoman.core.errors import BadReply, ConfigError, TimedOut, Unreachable
 from dragoman.core.structs import Struct
@@ -33,6 +34,10 @@ from dragoman.wire.http import NO_HEADERS, HttpReply
 REDIRECTS = 3
 ROUTES = 256
 LIMITS = 64
+ROOM_BYTES = 64 * 1024 * 1024
+"""For large bodies that are being read, unless the hub sets another limit."""
+MAX_WAITING = 2_000
+"""Large bodies that wait for room at once. Of each at most 256 KB are in memory."""
 
 _MOVED = frozenset((301, 302, 303, 307, 308))
 _METHODS = frozenset(("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"))
@@ -50,10 +55,13 @@ class OutboundHttp:
         tls: ssl.SSLContext | None = None,
         connections: int = CONNECTIONS,
         connect_seconds: float = CONNECT_SECONDS,
+        room_bytes: int = ROOM_BYTES,
     ) -> None:
         """With `socket_path` every connection goes to that Unix socket, without TLS unless `tls` is
         given, which is used instead of the certificates of the system. At most `connections` are
-        open to an origin."""
+        open to an origin; large bodies that are being read have at most `room_bytes` together,
+        half of it for one caller."""
+        self.room = BodyBudget(room_bytes, MAX_WAITING, MAX_WAITING)
         self.resolve = resolve
         self._connections = connections
         self._connect_seconds = connect_seconds
@@ -110,7 +118,7 @@ class OutboundHttp:
         if pool is None:
             socket_path, has_tls = self._socket_path, self._has_socket_tls
             dialer = Dialer(reach, self.resolve, self._tls, socket_path, has_tls)
-            pool = ConnectionPool(dialer, self._connections, self._connect_seconds)
+            pool = ConnectionPool(dialer, self.room, self._connections, self._connect_seconds)
             self._pools[url.origin, reach] = pool
             if self._closed:
                 pool.close()

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import zlib
+from collections.abc import Hashable
 from typing import NoReturn, Protocol, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
+from dragoman.core.body_budget import BodyBudget
+from dragoman.core.call import caller
 from dragoman.core.deadlines import Deadlines
 from dragoman.core.errors import BadReply, TargetFailed, TimedOut, Unreachable
 from dragoman.core.structs import Struct
@@ -27,6 +30,7 @@ STEP_BYTES = 64 * 1024
 """Bytes inflated in one step; takes less than a millisecond."""
 PIECE_BYTES = 32 * 1024
 """The most that a reader of a stream gets at once: it may hold a thousand events."""
+TAKEN_EFFECT = "What was requested may have taken effect all the same"
 _INFLATED = frozenset(("gzip", "x-gzip", "deflate"))
 _ANY_WINDOW = 32 + zlib.MAX_WBITS
 """gzip or zlib, as the data says itself."""
@@ -59,8 +63,9 @@ class ConnectionOwner(Protocol):
     def pace(self, size: int) -> float:
         """Seconds to pause after so many bytes have been inflated."""
 
-    def hold(self, size: int) -> bool:
-        """Counts so many bytes more in memory; False if that is too much."""
+    @property
+    def room(self) -> BodyBudget:
+        """The budget of large bodies that are being read."""
 
 
 class _Stop(Exception):
@@ -122,10 +127,15 @@ class HttpExchange(Struct, eq=False):
     _waiter: asyncio.Future[None] | None = None
     _waiting: bytes | bytearray = b""
     _paused: bool = False
-    _collecting: bool = False
+    _most: int = 0
+    """The most bytes that its reader takes at once; 0 before there is one, and for streams."""
     _error: TargetFailed | None = None
-    _held: int = 0
-    """Bytes of a large body in memory that the owner of the connection has counted."""
+    _caller: Hashable = None
+    """Whose budget a large body is counted in; None for the hub itself."""
+    _room: int = 0
+    """Bytes that are reserved for a large body."""
+    _waits: bool = False
+    """Whether it waits for these."""
     inflater: Inflater | None = None
     """For a compressed body, which is inflated as it is read."""
     received: bool = False
@@ -150,11 +160,15 @@ class HttpExchange(Struct, eq=False):
     async def read(self, limit: int) -> bytes:
         if self.inflater is not None:
             return await self._read_inflated(limit)
-        self._collecting = True
-        if self._paused:
+        self._most = limit
+        if not self.complete:
+            self._caller = caller.get()
+            if int(self.headers.get("content-length", 0)) > limit:
+                self.fail(self._too_long(limit))
+            elif len(self._waiting) > WAITING_BYTES:
+                self._reserve_body()
+        if self._paused and not self._waits:
             self._resume()
-        if not self.complete and int(self.headers.get("content-length", 0)) > limit:
-            self.fail(self._too_long(limit))
         try:
             while True:
                 if len(self._waiting) > limit:
@@ -166,8 +180,8 @@ class HttpExchange(Struct, eq=False):
                     return self._take()
                 await self._news()
         finally:
-            if self._held:
-                self._hold(0)
+            if self._room or self._waits:
+                self._leave_room()
 
     def chunks(self) -> HttpExchange:
         # A stream may last: from here on its reader keeps the time.
@@ -192,12 +206,26 @@ class HttpExchange(Struct, eq=False):
         await self._sleep(0)
         return piece
 
+    async def reserve(self, size: int) -> None:
+        if size and not self._room:
+            self._caller = caller.get()
+            self._reserve(size)
+            while self._waits:
+                await self._news()
+            if self._error is not None:
+                raise self._error
+        elif not size and self._room:
+            self._leave_room()
+
     def close(self) -> None:
+        if self._room:
+            self._leave_room()
         if not self.complete:
             self.fail(Unreachable(f'the answer of "{self._shown}" was closed before its end'))
 
     async def _read_inflated(self, limit: int) -> bytes:
         # Not one buffer: to enlarge one of megabytes copies it, which takes milliseconds.
+        self._caller = caller.get()
         parts: list[bytes] = []
         last = bytearray()
         size = 0
@@ -210,12 +238,14 @@ class HttpExchange(Struct, eq=False):
                     last.clear()
                 if size > limit:
                     self.fail_reply(f"it is longer than {limit} bytes after decompression")
-                elif size > WAITING_BYTES:
-                    self._hold(size)
+                elif size > WAITING_BYTES and not self._room:
+                    self._reserve(min(limit, INFLATED_BYTES))
+                    while self._waits:
+                        await self._news()
             return b"".join([*parts, last])
         finally:
             parts.clear()  # an error keeps this frame
-            self._hold(0)
+            self._leave_room()
 
     async def _inflate_next(self, inflater: Inflater) -> bytes:
         while True:
@@ -269,19 +299,50 @@ class HttpExchange(Struct, eq=False):
         else:
             self._waiting = bytearray(self._waiting)
             self._waiting += data
-        if len(self._waiting) > WAITING_BYTES:
-            if self._collecting:
-                self._hold(len(self._waiting))
-            elif not self._paused:
+        if len(self._waiting) > WAITING_BYTES and not self._paused:
+            if self._most and not self._room:
+                self._reserve_body()
+            if not self._most or self._waits:
                 self._paused = True
                 self._connection.pause()
 
-    def _hold(self, size: int) -> None:
-        """Has the bytes of this body in memory counted; fails if there are too many of all."""
-        if self._connection.hold(size - self._held):
-            self._held = size
+    # Room for a large body. All of it is reserved before more is read than a small body has, so
+    # that every body that was begun can be read to its end, and none waits while it has room.
+
+    def _reserve_body(self) -> None:
+        self._reserve(int(self.headers.get("content-length", self._most)))
+
+    def _reserve(self, size: int) -> None:
+        """Reserves room for so many bytes, or waits for it."""
+        room = self._connection.room
+        if size > room.share:
+            self.fail_reply(
+                f"it takes up to {size} bytes, and the answers to one caller may take "
+                f"{room.share} at once. {TAKEN_EFFECT}; see [limits] result_megabytes"
+            )
+        elif room.take(self._caller, size):
+            self._room = size
         else:
-            self.fail_reply("too many large answers are being read from there; try again shortly")
+            self._waits = True
+            self._room = size  # once it is granted
+            if not room.wait(self._caller, size, self):
+                self._waits, self._room = False, 0
+                self.fail_reply(f"too many large answers wait to be read. {TAKEN_EFFECT}")
+
+    def grant_body(self) -> None:
+        """Implements `core.body_budget.BodyWaiter`."""
+        self._waits = False
+        if self._paused:
+            self._resume()
+        self.wake()
+
+    def _leave_room(self) -> None:
+        size, self._room = self._room, 0
+        if self._waits:
+            self._waits = False
+            self._connection.room.leave(self._caller, self)
+        elif size:
+            self._connection.room.give_back(self._caller, size)
 
     def wake(self) -> None:
         waiter = self._waiter
@@ -303,8 +364,8 @@ class HttpExchange(Struct, eq=False):
             return
         self._error = error
         self._waiting = b""  # the error keeps the frames of its readers, and so the exchange
-        if self._held:
-            self._hold(0)
+        if self._room or self._waits:
+            self._leave_room()
         if self.inflater is not None:
             self.inflater.feed(b"")
         self._limit.cancel(self._due)
@@ -320,6 +381,12 @@ class HttpExchange(Struct, eq=False):
         self.fail(Unreachable(f'the connection to "{self._shown}" was lost {where}{said}'))
 
     def _expire(self) -> None:
+        if self._waits:
+            self.fail_reply(
+                f"other large answers left no room for it within {self._timeout:g} s. "
+                f"{TAKEN_EFFECT}; see [limits] result_megabytes"
+            )
+            return
         what = "finish its answer" if self.status else "answer"
         self.fail(TimedOut(f'"{self._shown}" did not {what} within {self._timeout:g} s'))
 
@@ -503,8 +570,9 @@ class Connection(asyncio.Protocol):
     def pace(self, size: int) -> float:
         return self._home.pace(size)
 
-    def hold(self, size: int) -> bool:
-        return self._home.hold(size)
+    @property
+    def room(self) -> BodyBudget:
+        return self._home.room
 
     # httptools
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from dragoman.core.body_budget import BodyBudget
 from dragoman.core.errors import Unreachable
 from dragoman.core.read_pacing import BytePace
 from dragoman.net.connection import Connection
@@ -14,20 +15,24 @@ IDLE_SECONDS = 4.0
 """Many servers close after 5 s: a request sent at that moment has an unknown outcome."""
 IDLE = 64
 CONNECTIONS = 512
-HELD_BYTES = 64 * 1024 * 1024
-"""Of large bodies in memory that are not complete."""
 
 
 class ConnectionPool:
     __slots__ = (
-        "__weakref__", "_closed", "_dialer", "_dialling", "_held", "_idle", "_most", "_open",
-        "_pace", "_seconds", "_sweep", "gone", "loop",
+        "__weakref__", "_closed", "_dialer", "_dialling", "_idle", "_most", "_open",
+        "_pace", "_seconds", "_sweep", "gone", "loop", "room",
     )  # fmt: skip
 
     def __init__(
-        self, dialer: Dialer, most: int = CONNECTIONS, seconds: float = CONNECT_SECONDS
+        self,
+        dialer: Dialer,
+        room: BodyBudget,
+        most: int = CONNECTIONS,
+        seconds: float = CONNECT_SECONDS,
     ) -> None:
-        """A connection is made within `seconds`."""
+        """A connection is made within `seconds`; `room` limits the large bodies that are being
+        read."""
+        self.room = room
         self._seconds = seconds
         self.loop = asyncio.get_running_loop()
         self.gone = asyncio.Event()
@@ -37,7 +42,6 @@ class ConnectionPool:
         self._idle: list[Connection] = []
         self._open: set[Connection] = set()
         self._dialling = 0
-        self._held = 0
         self._pace = BytePace()
         self._sweep: asyncio.TimerHandle | None = None
         self._closed = False
@@ -109,12 +113,6 @@ class ConnectionPool:
 
     def pace(self, size: int) -> float:
         return self._pace.pause(size)
-
-    def hold(self, size: int) -> bool:
-        if self._held + size > HELD_BYTES and size > 0:
-            return False
-        self._held += size
-        return True
 
     def _sweep_idle(self) -> None:
         """Closes connections that have been idle too long; the oldest are at the front."""

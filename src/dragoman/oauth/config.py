@@ -115,6 +115,14 @@ class OAuthSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             "a secret, name it: the secret is then sent nowhere else.",
         ),
     ] = ""
+    callback: Annotated[
+        Literal["plain", "issuer"],
+        Meta(
+            description="Which redirect URI the client of client_id is registered with: "
+            "`/oauth/callback` (plain) or the one of its authorization server alone (issuer), "
+            "which the hub names when a login needs it. Other clients always use the latter."
+        ),
+    ] = "plain"
     scopes: Annotated[
         list[Scope],
         Meta(

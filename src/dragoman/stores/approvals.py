@@ -29,6 +29,7 @@ from dragoman.core.principal import Principal
 from dragoman.core.structs import asdict
 from dragoman.core.taint import LabelOrigin
 from dragoman.stores.database import LoopStore, StorePlace, StoreTables
+from dragoman.stores.row_seals import SealedTable, find_seals
 
 DATABASE = "approvals.db"
 MIGRATIONS = (
@@ -53,10 +54,15 @@ CREATE INDEX approvals_by_state ON approvals (state, expires_at);
 TABLES = StoreTables("approvals", DATABASE, MIGRATIONS, counted="approvals")
 MAX_BYTES = 256 * 1024 * 1024
 """Of closed requests and replies together; the oldest go first."""
-_COLUMNS = (
-    "number, request, parked, match, requested_at, state, decided_at, decided_by, comment, "
-    "outcome, problem, ended_at, delivered"
-)
+SEALED = SealedTable(
+    "approvals",
+    "approval",
+    (
+        "id", "kind", "org", "holder", "request", "parked", "match", "requested_at", "expires_at",
+        "state", "decided_at", "decided_by", "comment", "outcome", "hub",
+    ),
+)  # fmt: skip
+_MORE = "number, problem, ended_at, delivered"
 _PRINCIPAL = ("kind", "id", "org", "roles", "scopes", "behalf", "serves", "credential", "view")
 
 
@@ -69,6 +75,18 @@ class DatabaseApprovals(LoopStore):
         self._unsure: dict[str, str] = {}
         """Likewise those of which it is unknown whether it is stored that they began."""
         super().__init__(place, TABLES, durable=True)
+        self._seals = find_seals(place)
+
+    def _find_rows(self, condition: str, values: Sequence[Any]) -> list[StoredApproval]:
+        selection = f"{self._seals.build_selection(SEALED)}, {_MORE}"
+        rows = self._read(f"SELECT {selection} FROM approvals WHERE {condition}", values)
+        return [_approval_from_row(row) for row in rows if self._seals.admits(SEALED, row)]
+
+    def _list_ids(self, condition: str, values: Sequence[Any]) -> list[str]:
+        """Lists the ids of admitted rows."""
+        selection = self._seals.build_selection(SEALED)
+        rows = self._read(f"SELECT {selection} FROM approvals WHERE {condition}", values)
+        return [row[0] for row in rows if self._seals.admits(SEALED, row)]
 
     def rename_hub(self, hub: str) -> None:
         """This hub has another id from now on."""
@@ -79,7 +97,7 @@ class DatabaseApprovals(LoopStore):
         encoded = _encode(_json_from_request(request))
         parked = _encode(_json_from_parked(stored.parked)) if stored.parked else ""
         requester = request.requester
-        with self._transact() as db:
+        with self._transact() as db, self._seals.change(db, SEALED, request.id):
             pending = "SELECT count(*) FROM approvals WHERE state = ?"
             total = db.execute(pending, (PENDING,)).fetchone()[0]
             each = db.execute(f"{pending} AND holder = ?", (PENDING, requester.key)).fetchone()[0]
@@ -109,20 +127,15 @@ class DatabaseApprovals(LoopStore):
             )
 
     def find(self, id: str) -> StoredApproval | None:
-        rows = self._read(f"SELECT {_COLUMNS} FROM approvals WHERE id = ?", (id,))
-        return _approval_from_row(rows[0]) if rows else None
+        return next(iter(self._find_rows("id = ?", (id,))), None)
 
     def find_latest(self, match: str) -> StoredApproval | None:
-        rows = self._read(
-            f"SELECT {_COLUMNS} FROM approvals WHERE match = ? ORDER BY number DESC LIMIT 1",
-            (match,),
-        )
-        return _approval_from_row(rows[0]) if rows else None
+        return next(iter(self._find_rows("match = ? ORDER BY number DESC LIMIT 1", (match,))), None)
 
     def list_approvals(
         self, org: str, state: str, before: int | None, most: int, now: float
     ) -> list[StoredApproval]:
-        query = f"SELECT {_COLUMNS} FROM approvals WHERE org = ?"
+        query = "org = ?"
         values: list[Any] = [org]
         if state in (PENDING, EXPIRED):  # the sweep may not have seen it yet
             late = "<=" if state == EXPIRED else ">"
@@ -135,11 +148,10 @@ class DatabaseApprovals(LoopStore):
         if before is not None:
             query += " AND number < ?"
             values.append(before)
-        rows = self._read(f"{query} ORDER BY number DESC LIMIT ?", [*values, most])
-        return [_approval_from_row(row) for row in rows]
+        return self._find_rows(f"{query} ORDER BY number DESC LIMIT ?", [*values, most])
 
     def decide(self, id: str, state: str, by: str, comment: str, now: float) -> bool:
-        with self._transact() as db:
+        with self._transact() as db, self._seals.change(db, SEALED, id):
             done = db.execute(
                 "UPDATE approvals SET state = ?, decided_by = ?, comment = ?, decided_at = ? "
                 "WHERE id = ? AND state = ? AND expires_at > ?",
@@ -149,15 +161,16 @@ class DatabaseApprovals(LoopStore):
 
     def expire(self, now: float) -> list[StoredApproval]:
         late = "state = ? AND expires_at <= ?"
-        if not self._read(f"SELECT 1 FROM approvals WHERE {late} LIMIT 1", (PENDING, now)):
+        ids = self._list_ids(late, (PENDING, now))
+        if not ids:
             return []
-        with self._transact() as db:
+        with self._transact() as db, self._seals.change(db, SEALED, *ids):
             rows = db.execute(
                 f"UPDATE approvals SET state = ?, decided_at = expires_at WHERE {late} "
-                f"RETURNING {_COLUMNS}",
+                f"RETURNING {SEALED.listed}, NULL, {_MORE}",
                 (EXPIRED, PENDING, now),
             ).fetchall()
-        return [_approval_from_row(row) for row in rows]
+        return [_approval_from_row(row) for row in rows if row[0] in ids]
 
     def begin(self, id: str) -> bool:
         hub, unsure = self._hub, self._unsure.pop(id, None)
@@ -166,7 +179,9 @@ class DatabaseApprovals(LoopStore):
             open_states = "(outcome = '' OR (outcome = ? AND hub = ?))"
             values += [RUNNING, unsure]
         try:
-            with self._transact() as db:
+            with self._transact() as db, self._seals.change(db, SEALED, id):
+                if not self._list_ids("id = ?", (id,)):
+                    return False  # it is unknown, or was approved outside of this cluster
                 done = db.execute(
                     "UPDATE approvals SET outcome = ?, hub = ? "
                     f"WHERE id = ? AND kind = ? AND state = ? AND {open_states}",
@@ -192,7 +207,7 @@ class DatabaseApprovals(LoopStore):
         hub = self._begun.get(id)
         if hub is None:
             return  # it has ended already
-        with self._transact() as db:
+        with self._transact() as db, self._seals.change(db, SEALED, id):
             # What another hub has marked as interrupted, this one knows better.
             db.execute(
                 "UPDATE approvals SET outcome = ?, problem = ?, reply = ?, ended_at = ?, "
@@ -216,7 +231,7 @@ class DatabaseApprovals(LoopStore):
         hub = self._begun.get(id)
         if hub is None:
             return
-        with self._transact() as db:
+        with self._transact() as db, self._seals.change(db, SEALED, id):
             db.execute(
                 "UPDATE approvals SET outcome = '', hub = '' "
                 "WHERE id = ? AND hub = ? AND outcome = ?",
@@ -238,20 +253,19 @@ class DatabaseApprovals(LoopStore):
         return rows[0][0] if rows else b""
 
     def list_ready(self) -> list[StoredApproval]:
-        rows = self._read(
-            f"SELECT {_COLUMNS} FROM approvals "
-            "WHERE state = ? AND outcome = '' AND parked != '' ORDER BY number",
-            (APPROVED,),
-        )
-        return [_approval_from_row(row) for row in rows]
+        ready = "state = ? AND outcome = '' AND parked != '' ORDER BY number"
+        return self._find_rows(ready, (APPROVED,))
 
     def interrupt(self, now: float, hub: str | None = None) -> int:
         """Ends the calls that were running when their hub ended: this one, or another `hub`."""
+        running = (RUNNING, self._hub if hub is None else hub)
         with self._transact() as db:
-            done = db.execute(
-                "UPDATE approvals SET outcome = ?, ended_at = ? WHERE outcome = ? AND hub = ?",
-                (INTERRUPTED, now, RUNNING, self._hub if hub is None else hub),
-            )
+            ids = self._list_ids("outcome = ? AND hub = ?", running)
+            with self._seals.change(db, SEALED, *ids):
+                done = db.execute(
+                    "UPDATE approvals SET outcome = ?, ended_at = ? WHERE outcome = ? AND hub = ?",
+                    (INTERRUPTED, now, *running),
+                )
             return done.rowcount
 
     def find_left(self, hubs: Sequence[str]) -> set[str]:
@@ -280,11 +294,12 @@ class DatabaseApprovals(LoopStore):
                 f"WHERE {closed} ORDER BY number DESC LIMIT 1 OFFSET ?)",
                 (keep,),
             )
+            self._seals.prune(db, SEALED)
 
 
 def _approval_from_row(row: tuple[Any, ...]) -> StoredApproval:
-    number, request, parked, match, at, state, decided_at, by, comment, *rest = row
-    outcome, problem, ended_at, delivered = rest
+    _, _, _, _, request, parked, match, at, _, state, decided_at, by, comment, *rest = row
+    outcome, _, _, number, problem, ended_at, delivered = rest
     return StoredApproval(
         approval=Approval(
             request=_request_from_json(msgspec.json.decode(request.encode())),

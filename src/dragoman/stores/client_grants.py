@@ -13,6 +13,7 @@ import re
 import secrets
 import string
 import time
+from base64 import urlsafe_b64encode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,7 +26,10 @@ from dragoman.core.principal import USER, Principal
 from dragoman.core.users import ClientRecord, GrantRecord, IssuedCode, IssuedTokens, SessionRecord
 from dragoman.core.views import find_view_name
 from dragoman.stores.users import (
+    CODES,
+    GRANTS,
     LOOK_SECONDS,
+    TOKENS,
     UsersDatabase,
     UserStore,
     decode_texts,
@@ -39,9 +43,10 @@ PREFIXES = {ACCESS: "dgt_", REFRESH: "dgr_"}
 _ID_LETTERS = string.ascii_lowercase + string.digits
 _TOKEN = re.compile(r"dg[tr]_([a-z0-9]{12})_[A-Za-z0-9_-]{43}", re.ASCII)
 
-_GRANT = "id, user, client, client_name, scopes, resource, created_at, used_at"
+_TIMES = "created_at, used_at"
 
 DAY = 86_400.0
+SEED_BYTES = 32
 _UNKNOWN = "the access token is unknown, or was revoked"
 
 
@@ -201,14 +206,12 @@ class ClientGrantStore:
                 "expires_at > ?) AND id NOT IN (SELECT grant_id FROM codes)",
                 (now,),
             )
-            db.execute(
-                "INSERT INTO grants VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                (id, user, client, client_name, _encode(scopes), resource, now, now),
-            )
-            db.execute(
-                "INSERT INTO codes VALUES (?, ?, ?, ?, ?, NULL)",
-                (hash_secret(code), id, redirect_uri, challenge, now + limits.code_seconds),
-            )
+            grant = (id, user, client, client_name, _encode(scopes), resource)
+            db.execute("INSERT INTO grants VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*grant, now, now))
+            self._base.seals.put(db, GRANTS, grant)
+            row = (hash_secret(code), id, redirect_uri, challenge, now + limits.code_seconds)
+            db.execute("INSERT INTO codes VALUES (?, ?, ?, ?, ?, NULL)", row)
+            self._base.seals.put(db, CODES, row)
             db.execute("UPDATE clients SET used_at = ? WHERE id = ?", (now, client))
             dropped = db.execute(
                 "DELETE FROM grants WHERE user = ? AND id NOT IN (SELECT id FROM grants "
@@ -223,14 +226,12 @@ class ClientGrantStore:
         """Uses a code up. A code that was used before ends its grant: it may be stolen."""
         now = time.time()
         with self._base.transact() as db:
-            row = db.execute(
-                "SELECT grant_id, redirect_uri, challenge, expires_at, used_at FROM codes "
-                "WHERE hash = ?",
-                (hash_secret(code),),
-            ).fetchone()
-            if row is None:
+            rows = self._base.read_sealed(
+                CODES, "codes WHERE hash = ?", (hash_secret(code),), "used_at"
+            )
+            if not rows:
                 return None
-            id, redirect_uri, challenge, expires_at, used_at = row
+            _, id, redirect_uri, challenge, expires_at, used_at = rows[0]
             found = self._read_grant(id)
             replayed = used_at is not None
             if replayed:
@@ -250,8 +251,10 @@ class ClientGrantStore:
         self, grant: GrantRecord, access_seconds: float, refresh_seconds: float
     ) -> IssuedTokens:
         """Issues the first tokens of a grant."""
+        # No token comes before the first ones: they are derived from chance alone.
+        issued = _derive_tokens(secrets.token_urlsafe(32), secrets.token_bytes(SEED_BYTES), grant)
         with self._base.transact() as db:
-            issued = self._insert_tokens(grant, access_seconds, refresh_seconds)
+            self._insert_tokens(issued, access_seconds, refresh_seconds)
             told = {"client": grant.client_name, "grant": grant.id, "scopes": list(grant.scopes)}
             note_change(db, GRANT, grant.user, told)
         return issued
@@ -260,23 +263,30 @@ class ClientGrantStore:
         self, token: str, client: str, access_seconds: float, refresh_seconds: float
     ) -> IssuedTokens | None:
         """Exchanges a refresh token for new ones; None if it is not valid for that client. One that
-        was used before, except a moment ago, ends its grant: the token may be stolen."""
+        was used a moment ago is exchanged for the same ones again, and one that was used earlier
+        ends its grant: the token may be stolen."""
         now, reused = time.time(), False
         issued: IssuedTokens | None = None
         with self._base.transact() as db:
             found = self._read_token(token, REFRESH)
             if found is not None:
-                id, grant, expires_at, used_at = found
+                id, grant, expires_at, used_at, successor = found
                 reused = used_at is not None and now - used_at > self._limits.leeway_seconds
                 if grant.client != client or expires_at <= now:
                     reused = False
                 elif reused:
                     self._delete_grant(grant.id, "refresh token used twice")
+                elif used_at is not None and successor:
+                    issued = _derive_tokens(token, successor, grant)
                 else:
+                    successor = secrets.token_bytes(SEED_BYTES)
                     db.execute(
-                        "UPDATE tokens SET used_at = coalesce(used_at, ?) WHERE id = ?", (now, id)
+                        "UPDATE tokens SET used_at = coalesce(used_at, ?), successor = ? "
+                        "WHERE id = ?",
+                        (now, successor, id),
                     )
-                    issued = self._insert_tokens(grant, access_seconds, refresh_seconds)
+                    issued = _derive_tokens(token, successor, grant)
+                    self._insert_tokens(issued, access_seconds, refresh_seconds)
         if reused:
             self._base.note_revoked()
         return issued
@@ -323,11 +333,12 @@ class ClientGrantStore:
 
     def list(self, user: str | None = None) -> Sequence[GrantRecord]:
         """Lists the grants that have valid tokens, of one user or of all."""
-        rows = self._base.read(
-            f"SELECT {_GRANT} FROM grants WHERE (CAST(? AS TEXT) IS NULL OR user = ?) "
-            "AND EXISTS (SELECT 1 FROM tokens WHERE grant_id = grants.id AND expires_at > ?) "
-            "ORDER BY user, created_at",
+        rows = self._base.read_sealed(
+            GRANTS,
+            "grants WHERE (CAST(? AS TEXT) IS NULL OR user = ?) AND EXISTS (SELECT 1 FROM tokens "
+            "WHERE grant_id = grants.id AND expires_at > ?) ORDER BY user, created_at",
             (user, user, time.time()),
+            _TIMES,
         )
         return list(map(_grant_from_row, rows))
 
@@ -375,20 +386,28 @@ class ClientGrantStore:
     # --- rows ------------------------------------------------------------------------------------
 
     def _insert_tokens(
-        self, grant: GrantRecord, access_seconds: float, refresh_seconds: float
-    ) -> IssuedTokens:
-        now, db, limits = time.time(), self._base.db, self._limits
-        made = {}
-        for kind, seconds in ((ACCESS, access_seconds), (REFRESH, refresh_seconds)):
-            id = _make_id()
-            made[kind] = token = f"{PREFIXES[kind]}{id}_{secrets.token_urlsafe(32)}"
+        self, issued: IssuedTokens, access_seconds: float, refresh_seconds: float
+    ) -> None:
+        now, db, limits, grant = time.time(), self._base.db, self._limits, issued.grant
+        for kind, token, seconds in (
+            (ACCESS, issued.access, access_seconds),
+            (REFRESH, issued.refresh, refresh_seconds),
+        ):
+            row = (token[4:16], hash_secret(token), grant.id, kind, now + seconds)
             db.execute(
-                "INSERT INTO tokens VALUES (?, ?, ?, ?, ?, ?, NULL)",
-                (id, hash_secret(token), grant.id, kind, now, now + seconds),
+                "INSERT INTO tokens (id, hash, grant_id, kind, expires_at, created_at) "
+                "VALUES (?, ?, ?, ?, ?, ?)",
+                (*row, now),
             )
+            self._base.seals.put(db, TOKENS, row)
         self._expiry = min(self._expiry, now + access_seconds)
         db.execute("UPDATE grants SET used_at = ? WHERE id = ?", (now, grant.id))
         db.execute("DELETE FROM tokens WHERE expires_at <= ?", (now,))
+        db.execute(
+            "UPDATE tokens SET successor = NULL WHERE grant_id = ? AND successor IS NOT NULL "
+            "AND used_at <= ?",
+            (grant.id, now - limits.leeway_seconds),
+        )
         for condition, most in (
             (f"kind = '{ACCESS}'", limits.access_tokens),
             (f"kind = '{REFRESH}' AND used_at IS NOT NULL", limits.used_tokens),
@@ -398,14 +417,13 @@ class ClientGrantStore:
                 f"FROM tokens WHERE grant_id = ? AND {condition} ORDER BY created_at DESC LIMIT ?)",
                 (grant.id, grant.id, most),
             )
-        return IssuedTokens(made[ACCESS], made[REFRESH], grant)
 
     def _load(self, token: str) -> _CachedToken:
         found = self._read_token(token, ACCESS)
         user = self._users.find(found[1].user) if found is not None else None
         if found is None or user is None:
             raise TokenRejected(_UNKNOWN)
-        id, grant, expires_at, _ = found
+        id, grant, expires_at, *_ = found
         # Scopes that the user has lost are lost to tokens as well.
         scopes = [scope for scope in grant.scopes if scope in user.scopes]
         view = find_view_name([grant.resource])
@@ -414,24 +432,23 @@ class ClientGrantStore:
 
     def _read_token(
         self, token: str, kind: str | None = None
-    ) -> tuple[str, GrantRecord, float, float | None] | None:
+    ) -> tuple[str, GrantRecord, float, float | None, bytes | None] | None:
         shape = _TOKEN.fullmatch(token)
         if shape is None:
             return None
-        rows = self._base.read(
-            "SELECT id, hash, grant_id, kind, expires_at, used_at FROM tokens WHERE id = ?",
-            (shape[1],),
+        rows = self._base.read_sealed(
+            TOKENS, "tokens WHERE id = ?", (shape[1],), "used_at, successor"
         )
         if not rows or not hmac.compare_digest(rows[0][1], hash_secret(token)):
             return None
-        id, _, grant_id, is_kind, expires_at, used_at = rows[0]
+        id, _, grant_id, is_kind, expires_at, used_at, successor = rows[0]
         grant = self._read_grant(grant_id)
         if grant is None or (kind is not None and is_kind != kind):
             return None
-        return id, grant, expires_at, used_at
+        return id, grant, expires_at, used_at, successor
 
     def _read_grant(self, id: str) -> GrantRecord | None:
-        rows = self._base.read(f"SELECT {_GRANT} FROM grants WHERE id = ?", (id,))
+        rows = self._base.read_sealed(GRANTS, "grants WHERE id = ?", (id,), _TIMES)
         return _grant_from_row(rows[0]) if rows else None
 
     def _delete_grant(self, id: str, why: str) -> None:
@@ -441,6 +458,20 @@ class ClientGrantStore:
         if row is not None:
             told = {"client": row[1], "grant": id, "why": why}
             note_change(self._base.db, REVOKE, row[0], told)
+
+
+def _derive_tokens(token: str, seed: bytes, grant: GrantRecord) -> IssuedTokens:
+    """Derives the tokens that a refresh token is exchanged for: the same ones for the same seed, so
+    that a repeated exchange opens no second line of tokens. The seed alone, which is stored, says
+    nothing about them."""
+
+    def derive(kind: str) -> str:
+        derived = hmac.digest(token.encode(), b"successor %s " % kind.encode() + seed, "sha512")
+        id = "".join(_ID_LETTERS[byte % len(_ID_LETTERS)] for byte in derived[32:44])
+        secret = urlsafe_b64encode(derived[:32]).rstrip(b"=").decode()
+        return f"{PREFIXES[kind]}{id}_{secret}"
+
+    return IssuedTokens(derive(ACCESS), derive(REFRESH), grant)
 
 
 def _make_id() -> str:

@@ -59,6 +59,7 @@ CREATE TABLE IF NOT EXISTS dragoman.hubs (
 );
 ALTER TABLE dragoman.hubs ADD COLUMN IF NOT EXISTS settled boolean NOT NULL DEFAULT true;
 ALTER TABLE dragoman.hubs ADD COLUMN IF NOT EXISTS beats bigint NOT NULL DEFAULT 0;
+ALTER TABLE dragoman.hubs ADD COLUMN IF NOT EXISTS seals boolean NOT NULL DEFAULT false;
 CREATE TABLE IF NOT EXISTS dragoman.leases (
   name text PRIMARY KEY,
   hub text NOT NULL,
@@ -93,7 +94,8 @@ DECLARE_MILLISECONDS = 300
 MAX_STRANGE = 10_000
 
 _JOIN = """
-INSERT INTO dragoman.hubs (id, node, version, address, state) VALUES (%s, %s, %s, %s, %s)
+INSERT INTO dragoman.hubs (id, node, version, address, state, seals)
+VALUES (%s, %s, %s, %s, %s, true)
 """
 _RENEW = """
 UPDATE dragoman.hubs

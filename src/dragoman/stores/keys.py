@@ -29,6 +29,7 @@ from dragoman.stores.database import (
     StoreTables,
     open_database,
 )
+from dragoman.stores.row_seals import SealedTable, find_seals
 from dragoman.stores.sqlite import BUSY_SECONDS
 
 log = logging.getLogger(__name__)
@@ -61,6 +62,14 @@ RECORDED_TABLE = (
     "CREATE TABLE IF NOT EXISTS keys_recorded (name TEXT PRIMARY KEY, revoked INT NOT NULL)"
 )
 TABLES = StoreTables("keys", DATABASE, MIGRATIONS, extra=RECORDED_TABLE, counted="keys")
+SEALED = SealedTable(
+    "keys",
+    "key",
+    (
+        "name", "id", "hash", "owner", "org", "scopes", "created_at", "expires_at", "revoked_at",
+        "roles", "target", "view", "scopes_chosen",
+    ),
+)  # fmt: skip
 _NOTE_RECORDED = (
     "INSERT INTO keys_recorded (name, revoked) VALUES (?, ?) "
     "ON CONFLICT (name) DO UPDATE SET revoked = excluded.revoked"
@@ -126,12 +135,13 @@ class KeyStore:
     ) -> None:
         """`had_keys`: there were keys once, whatever the database says now."""
         self.base = open_database(place, TABLES, busy_seconds=busy_seconds)
-        self._db = self.base.db
+        self._db, self._seals = self.base.db, find_seals(place)
         is_local = self.base.engine != POSTGRES
         self._miss_seconds = MISS_SECONDS if is_local else SERVER_MISS_SECONDS
         self._by_id: dict[str, KeyRecord] = {}
         self._version = -1
         self._looked = 0.0
+        self._asked = 0.0
         self.version = 0
         """Increases whenever the keys are read again."""
         self._had_keys = had_keys
@@ -172,7 +182,7 @@ class KeyStore:
         lists = [msgspec.json.encode(list(each)).decode() for each in (scopes, roles)]
         row = (name, id, _hash_key(key), owner, org, *lists, target, view, now, expires_at)
         try:
-            with self.base.writer.transaction():
+            with self.base.writer.transaction(), self._seals.change(self._db, SEALED, name):
                 self._db.execute(
                     "INSERT INTO keys (name, id, hash, owner, org, scopes, roles, target, view, "
                     "created_at, expires_at, scopes_chosen) "
@@ -201,7 +211,7 @@ class KeyStore:
 
     def _update(self, name: str, change: str, values: tuple[Any, ...]) -> None:
         try:
-            with self.base.writer.transaction():
+            with self.base.writer.transaction(), self._seals.change(self._db, SEALED, name):
                 done = self._db.execute(f"UPDATE keys SET {change} WHERE name = ?", (*values, name))
         except Error as error:
             raise self._build_write_error(error) from error
@@ -220,7 +230,7 @@ class KeyStore:
         self._refresh()
         record = self._by_id.get(shape[1])
         if record is None:  # it may have just been created
-            self._refresh(self._miss_seconds, now=True)
+            self._refresh_now()
             record = self._by_id.get(shape[1])
         if record is None or not hmac.compare_digest(record.hash, _hash_key(key)):
             return None
@@ -257,6 +267,13 @@ class KeyStore:
     def close(self) -> None:
         self.base.close()
 
+    def _refresh_now(self) -> None:
+        """Asks the database itself: a server's note of a change may arrive later."""
+        at = time.monotonic()
+        if at - self._asked >= self._miss_seconds:
+            self._asked = at
+            self._refresh(0.0, now=True)
+
     def _refresh(self, pause: float = LOOK_SECONDS, *, now: bool = False) -> None:
         at = time.monotonic()
         if at - self._looked < pause:
@@ -274,11 +291,11 @@ class KeyStore:
         try:
             # Read first: a change in between is then noticed at the next refresh.
             version = self.base.read_version()
-            rows = self._db.execute(
-                "SELECT name, id, hash, owner, org, scopes, created_at, expires_at, revoked_at, "
-                "roles, target, view, scopes_chosen FROM keys"
-            ).fetchall()
-            self._by_id = {row[1]: _record_from_row(row) for row in rows}
+            selection = self._seals.build_selection(SEALED)
+            rows = self._db.execute(f"SELECT {selection} FROM keys").fetchall()
+            admitted = (row for row in rows if self._seals.admits(SEALED, row))
+            self._by_id = {row[1]: _record_from_row(row[:-1]) for row in admitted}
+            self._had_keys = self._had_keys or bool(rows)  # refused ones, too: the hub is closed
             self.version += 1
         except (Error, msgspec.DecodeError) as error:
             raise self._build_read_error(error) from error

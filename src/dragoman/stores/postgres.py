@@ -53,6 +53,7 @@ from dragoman.stores.postgres_watch import (
     is_shared,
     read_pairs,
 )
+from dragoman.stores.row_seals import NO_SEALS
 
 T = TypeVar("T")
 
@@ -150,6 +151,7 @@ class PostgresServer:
         self,
         url: str,
         limits: PostgresLimits | None = None,
+        setting: str = STORE_URL,
         *,
         create: bool = True,
         fence: Fence | None = None,
@@ -177,6 +179,8 @@ class PostgresServer:
         self._watch: DatabaseWatch | None = None
         self.fence = fence or Fence()
         """What the write transactions of the stores begin with."""
+        self.seals = NO_SEALS
+        """Of the rows that give rights; set before stores are opened."""
         self._counted: set[str] = set()
         self._oldest: dict[str, int] = {}
         try:

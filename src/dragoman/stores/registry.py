@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from dragoman.stores.database import LoopStore, StorePlace, StoreTables
+from dragoman.stores.row_seals import SealedTable, find_seals
 
 DATABASE = "registry.db"
 MIGRATIONS = (
@@ -43,6 +44,8 @@ MIGRATIONS = (
 )
 TABLES = StoreTables("registry", DATABASE, MIGRATIONS, counted="registry")
 
+SEALED = SealedTable("agents", "agent", ("id", "org", "slug", "row"))
+
 MAX_CARDS = 50
 MAX_CARD_BYTES = 4 * 1024 * 1024
 """Of all cards of an agent; the last two are kept whatever they have."""
@@ -51,19 +54,25 @@ MAX_CARD_BYTES = 4 * 1024 * 1024
 class RegistryStore(LoopStore):
     def __init__(self, place: StorePlace) -> None:
         super().__init__(place, TABLES)
+        self._seals = find_seals(place)
 
     def list_agents(self) -> list[dict[str, Any]]:
         """In the order of their slugs."""
-        found = self._read("SELECT row FROM agents ORDER BY slug")
+        selection = self._seals.build_selection(SEALED)
+        rows = self._read(f"SELECT {selection} FROM agents ORDER BY slug")
         try:
-            return [msgspec.json.decode(row, type=dict[str, Any]) for (row,) in found]
+            return [
+                msgspec.json.decode(row[3], type=dict[str, Any])
+                for row in rows
+                if self._seals.admits(SEALED, row)
+            ]
         except msgspec.DecodeError as error:
             raise self._build_read_error(error) from error
 
     def save_agent(self, row: Mapping[str, Any]) -> None:
         """`row` has an `id`, an `org` and a `slug`; it is kept when this returns."""
         data = msgspec.json.encode(row).decode()
-        with self._transact() as db:
+        with self._transact() as db, self._seals.change(db, SEALED, row["id"]):
             db.execute(
                 "INSERT INTO agents (id, org, slug, row) VALUES (?, ?, ?, ?) "
                 "ON CONFLICT (id) DO UPDATE SET org = excluded.org, slug = excluded.slug, "
@@ -73,7 +82,7 @@ class RegistryStore(LoopStore):
 
     def delete_agent(self, id: str) -> None:
         """And its cards."""
-        with self._transact() as db:
+        with self._transact() as db, self._seals.change(db, SEALED, id):
             db.execute("DELETE FROM agents WHERE id = ?", (id,))
             db.execute("DELETE FROM cards WHERE agent = ?", (id,))
 

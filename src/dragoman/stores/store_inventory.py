@@ -256,7 +256,7 @@ class StoreInventory:
         self._files = DATABASES if database is None else {AUDIT: DATABASES[AUDIT]}
         if found.losses:
             raise ConfigError(describe_losses(found.losses))
-        self._home = home
+        self.home = home
         _remove_leftovers(home)
         self.record = found.record
         self.key = found.key or os.urandom(32)
@@ -277,7 +277,7 @@ class StoreInventory:
         if self._database is not None:
             ids[SERVER] = self._database
         for name, file in self._files.items():
-            path = self._home / file
+            path = self.home / file
             if not path.exists():
                 continue
             if name not in ids:
@@ -326,7 +326,7 @@ class StoreInventory:
         for name in self._files.keys() & record.stores.keys():
             id = record.stores[name]
             with contextlib.suppress(sqlite3.Error):
-                _write_copy(self._home / DATABASES[name], id, sealed)
+                _write_copy(self.home / DATABASES[name], id, sealed)
 
     def find_replaced(self) -> list[str]:
         """Lists database files that were removed or replaced: writes to them are lost."""
@@ -341,7 +341,7 @@ class StoreInventory:
         return found
 
     def _write_file(self) -> None:
-        write_private(self._home / RECORD_FILE, _encode(self.record, self.key))
+        write_private(self.home / RECORD_FILE, _encode(self.record, self.key))
 
 
 def describe_losses(losses: Sequence[StoreLoss]) -> str:

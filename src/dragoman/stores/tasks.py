@@ -136,7 +136,7 @@ _PUSH = (
 _CLAIM = f"""
 INSERT INTO task_keys AS held (kind, owner, org, key, id, at) VALUES (?, ?, ?, ?, ?, ?)
 ON CONFLICT (kind, owner, org, key) DO UPDATE SET id = excluded.id, at = excluded.at
-WHERE (held.at < ? OR EXISTS (
+WHERE (held.at < ? OR left(held.id, {MARK_CHARS}) = ? OR EXISTS (
     SELECT 1 FROM hubs WHERE hubs.id = left(held.id, {MARK_CHARS})
     AND (heir IS NOT NULL OR state IN ('stopped', 'dead'))
 )) AND NOT EXISTS (
@@ -144,8 +144,8 @@ WHERE (held.at < ? OR EXISTS (
     WHERE t.id = held.id AND t.kind = held.kind AND t.owner = held.owner AND t.org = held.org
 ) RETURNING id
 """
-"""A claim without a task is void when its hub has ended, which can store none any more, or after a
-while."""
+"""A claim without a task is void when its hub has ended, which can store none any more; when this
+hub has made it, which would know of the task; or after a while."""
 _CLAIMED = "SELECT id FROM task_keys WHERE kind = ? AND owner = ? AND org = ? AND key = ?"
 _PUSHES = "SELECT task, id, config, cursor, attempts, next_at, dead FROM pushes"
 
@@ -196,18 +196,24 @@ def _render_text(value: Any) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def _build_removal(encoded: Sequence[tuple[TaskChange, bytes, Pieces]]) -> Iterator[Statement]:
-    """Removes what an earlier attempt to save the same changes may have stored."""
+def _identify(change: TaskChange) -> tuple[Any, ...]:
+    owner = change.owner
+    return change.id, change.created, owner.kind, owner.id, owner.org
+
+
+def _build_removal(
+    encoded: Sequence[tuple[TaskChange, bytes, Pieces]], doubtful: Iterable[tuple[Any, ...]]
+) -> Iterator[Statement]:
+    """Removes what earlier attempts to save may have stored: entries of the same changes, and new
+    tasks, also those that are not saved again."""
     for change, _, pieces in encoded:
         if change.key and pieces:
             order = "DELETE FROM task_log WHERE task = ? AND first >= ?"
             yield order, (change.key, pieces[0][0])
-        elif not change.key:
-            owner = change.owner
-            same = "id = ? AND created = ? AND kind = ? AND owner = ? AND org = ?"
-            values = (change.id, change.created, owner.kind, owner.id, owner.org)
-            yield f"DELETE FROM task_log WHERE task IN (SELECT key FROM tasks WHERE {same})", values
-            yield f"DELETE FROM tasks WHERE {same}", values
+    same = "id = ? AND created = ? AND kind = ? AND owner = ? AND org = ?"
+    for values in doubtful:
+        yield f"DELETE FROM task_log WHERE task IN (SELECT key FROM tasks WHERE {same})", values
+        yield f"DELETE FROM tasks WHERE {same}", values
 
 
 def _decode_pieces(pieces: Iterable[bytes], after: int, most: int | None) -> list[Entry]:
@@ -256,6 +262,9 @@ class DatabaseTaskStore:
         self._insert = _INSERT_OWNED if hub else _INSERT
         self._unsure: set[int] = set()
         """The tasks that were about to be taken over when the database failed."""
+        self._doubtful: set[tuple[Any, ...]] = set()
+        """New tasks that a server may have stored, although its answer was lost: no client has
+        heard of them."""
         self.rename_hub(hub)
         self._deleted: list[int] = []
         """Deleted, but still in the database."""
@@ -271,6 +280,7 @@ class DatabaseTaskStore:
         self._hub = hub
         self._more = (hub,) if hub else ()
         self._unsure.clear()
+        self._doubtful.clear()  # they are those of its heir
 
     def load(self) -> list[StoredTask]:
         """Loads the tasks of this hub, which takes those of no hub."""
@@ -355,10 +365,12 @@ class DatabaseTaskStore:
         who, now = (owner.kind, owner.id, owner.org), time()
         try:
             with self._writer.transaction():
+                for statement in _build_removal((), self._doubtful):
+                    self._db.execute(*statement)
                 self._db.execute("DELETE FROM task_keys WHERE at < ?", (now - KEY_SECONDS,))
                 # A claim that is being made elsewhere has no task yet, for a moment.
                 rows = self._db.execute(
-                    _CLAIM, (*who, key, id, now, now - CLAIM_SECONDS)
+                    _CLAIM, (*who, key, id, now, now - CLAIM_SECONDS, self._hub)
                 ).fetchall()
                 if rows:
                     return id
@@ -451,7 +463,7 @@ class DatabaseTaskStore:
         if self._hub and known:
             statements.append((_STILL_OWNED, (len(set(known)), known, self._hub)))
         if self._is_unsure:
-            statements += _build_removal(encoded)
+            statements += _build_removal(encoded, self._doubtful)
         inserted: dict[int, int] = {}
         for number, (change, about, pieces) in enumerate(encoded):
             if change.key:
@@ -471,8 +483,10 @@ class DatabaseTaskStore:
             raise OperationalError(str(owned)) from error
         except Error:
             self._is_unsure = True
+            self._doubtful.update(_identify(change) for change, _, _ in encoded if not change.key)
             raise
         self._is_unsure = False
+        self._doubtful.clear()
         self.statements += len(statements) + 2
         self._deleted.clear()
         keys = {number: int(done[at].fetchone()[0]) for number, at in inserted.items()}

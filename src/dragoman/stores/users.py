@@ -19,7 +19,7 @@ import msgspec
 
 from dragoman.core.errors import InvalidInput, NotFound, StorageFailed
 from dragoman.core.nearest_names import find_nearest
-from dragoman.core.users import Passkey, SessionRecord, UserRecord
+from dragoman.core.users import EndedAccess, Passkey, SessionRecord, UserRecord
 from dragoman.stores.database import (
     DatabaseConnection,
     Error,
@@ -28,10 +28,10 @@ from dragoman.stores.database import (
     StoreTables,
     open_database,
 )
+from dragoman.stores.row_seals import SealedTable, find_seals
 from dragoman.stores.sqlite import BUSY_SECONDS
 
 DATABASE = "users.db"
-_PASSKEY = "id, user, public_key, sign_count, created_at, used_at"
 MIGRATIONS = (
     """
     CREATE TABLE users (
@@ -125,6 +125,7 @@ MIGRATIONS = (
         details TEXT NOT NULL
     );
     """,
+    "ALTER TABLE tokens ADD COLUMN successor BLOB",
 )
 TABLES = StoreTables(
     "users",
@@ -133,7 +134,34 @@ TABLES = StoreTables(
     # In PostgreSQL, `user` is the role of the connection.
     {"changes": "user_changes", "user": '"user"'},
     counted="users",
+    oldest=1,
 )
+
+SEALED = SealedTable(
+    "users",
+    "user",
+    (
+        "name", "org", "roles", "scopes", "password", "subject", "handle", "created_at",
+        "enrolment", "enrolment_until", "removed_at",
+    ),
+)  # fmt: skip
+
+PASSKEYS = SealedTable("passkeys", "passkey", ("id", "user", "public_key"), has_blob_id=True)
+SESSIONS = SealedTable(
+    "sessions", "browser session", ("hash", "user", "created_at", "expires_at"), has_blob_id=True
+)
+GRANTS = SealedTable(
+    "grants", "connected app", ("id", "user", "client", "client_name", "scopes", "resource")
+)
+CODES = SealedTable(
+    "codes",
+    "authorization code",
+    ("hash", "grant_id", "redirect_uri", "challenge", "expires_at"),
+    has_blob_id=True,
+)
+TOKENS = SealedTable("tokens", "token", ("id", "hash", "grant_id", "kind", "expires_at"))
+SEALED_ACCESS = (PASSKEYS, SESSIONS, GRANTS, CODES, TOKENS)
+"""The sealed columns of these rows do not change."""
 
 ADD, CHANGE, REMOVE = "user.add", "user.change", "user.remove"
 SIGN_IN, SIGN_OUT = "user.sign_in", "user.sign_out"
@@ -156,9 +184,6 @@ _ROLE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}", re.ASCII)
 _SCOPE = re.compile(r"[\x21\x23-\x5b\x5d-\x7e]{1,100}")
 """RFC 6749, section 3.3."""
 _TEXT = re.compile(r"[^\x00-\x1f\x7f]{1,200}")
-_COLUMNS = (
-    "name, org, roles, scopes, password, subject, handle, created_at, signed_in_at, enrolment_until"
-)
 
 
 class UsersDatabase:
@@ -167,6 +192,7 @@ class UsersDatabase:
     def __init__(self, place: StorePlace, *, busy_seconds: float = BUSY_SECONDS) -> None:
         self._base = open_database(place, TABLES, busy_seconds=busy_seconds)
         self.db, self._writer = self._base.db, self._base.writer
+        self.seals = find_seals(place)
         self._data_version = self._read_version()
         self._looked = time.monotonic()
         self.version = 0
@@ -178,6 +204,15 @@ class UsersDatabase:
         except Error as error:
             raise self._build_error("read", error) from error
 
+    def read_sealed(
+        self, table: SealedTable, source: str, values: Sequence[Any], more: str = ""
+    ) -> list[Any]:
+        """Reads the sealed columns of admitted rows, and `more` columns."""
+        selection = self.seals.build_selection(table) + (f", {more}" if more else "")
+        rows = self.read(f"SELECT {selection} FROM {source}", values)
+        size = len(table.columns)
+        return [(*row[:size], *row[size + 1 :]) for row in rows if self.seals.admits(table, row)]
+
     @contextmanager
     def transact(self) -> Iterator[DatabaseConnection]:
         """Raises `StorageFailed`; a constraint that is not met stays an `IntegrityError`."""
@@ -188,6 +223,12 @@ class UsersDatabase:
             raise
         except Error as error:
             raise self._build_error("written", error) from error
+
+    @contextmanager
+    def change_user(self, name: str) -> Iterator[DatabaseConnection]:
+        """A transaction that changes the row of a user, and seals it."""
+        with self.transact() as db, self.seals.change(db, SEALED, name):
+            yield db
 
     def note_revoked(self) -> None:
         self.version += 1
@@ -251,7 +292,7 @@ class UserStore:
         lists = [msgspec.json.encode(list(each)).decode() for each in (roles, scopes)]
         row = (name, org, *lists, password, subject or None, secrets.token_bytes(32), time.time())
         try:
-            with self._base.transact() as db:
+            with self._base.change_user(name) as db:
                 if restore:
                     db.execute(
                         "DELETE FROM users WHERE name = ? AND removed_at IS NOT NULL", (name,)
@@ -295,27 +336,34 @@ class UserStore:
 
     def list(self) -> tuple[UserRecord, ...]:
         """Lists the users, ordered by name, without removed ones."""
-        rows = self._base.read(
-            f"SELECT {_COLUMNS} FROM users WHERE removed_at IS NULL ORDER BY name"
-        )
-        return tuple(map(_user_from_row, rows))
+        return tuple(self._read("removed_at IS NULL ORDER BY name"))
 
     def read_count(self) -> int:
         count: int = self._base.read("SELECT count(*) FROM users")[0][0]
         return count
 
-    def set_password(self, name: str, password: str) -> None:
-        """Sets the hash of a password, and ends the browser sessions and grants of the user."""
-        with self._base.transact() as db:
+    def set_password(self, name: str, password: str, *, keep: bool = False) -> EndedAccess:
+        """Sets the hash of a password, and ends all access of the user unless `keep`."""
+        with self._base.change_user(name) as db:
             db.execute("UPDATE users SET password = ? WHERE name = ?", (password, name))
-            _end_everything(db, name)
+            ended = EndedAccess() if keep else _end_everything(db, name)
             note_change(db, CHANGE, name, {"what": "password"})
         self._base.note_revoked()
+        return ended
+
+    def end_access(self, name: str) -> EndedAccess:
+        """Ends all access of a user who will choose a new password: the old one, too."""
+        with self._base.change_user(name) as db:
+            db.execute("UPDATE users SET password = '' WHERE name = ?", (name,))
+            ended = _end_everything(db, name)
+            note_change(db, CHANGE, name, {"what": "access ended"})
+        self._base.note_revoked()
+        return ended
 
     def bind_subject(self, name: str, subject: str) -> None:
         """Binds a user to an identity of a provider. Raises `InvalidInput` if it has one."""
         try:
-            with self._base.transact() as db:
+            with self._base.change_user(name) as db:
                 done = db.execute(
                     "UPDATE users SET subject = ? WHERE name = ? AND subject IS NULL "
                     "AND password = '' AND enrolment IS NULL AND removed_at IS NULL",
@@ -336,30 +384,29 @@ class UserStore:
     def remove(self, name: str) -> None:
         """Removes a user and ends everything of theirs; other processes notice within a second."""
         found = self.get(name)
-        with self._base.transact() as db:
+        with self._base.change_user(found.name) as db:
             db.execute(
                 "UPDATE users SET removed_at = ?, password = '', subject = NULL, enrolment = NULL, "
                 "enrolment_until = NULL WHERE name = ?",
                 (time.time(), found.name),
             )
-            db.execute("DELETE FROM passkeys WHERE user = ?", (found.name,))
-            db.execute("DELETE FROM known_browsers WHERE user = ?", (found.name,))
             _end_everything(db, found.name)
             note_change(db, REMOVE, found.name, {})
         self._base.note_revoked()
 
     def _find_one(self, condition: str, value: object) -> UserRecord | None:
-        rows = self._base.read(
-            f"SELECT {_COLUMNS} FROM users WHERE {condition} AND removed_at IS NULL", (value,)
-        )
-        return _user_from_row(rows[0]) if rows else None
+        return next(self._read(f"{condition} AND removed_at IS NULL", (value,)), None)
+
+    def _read(self, condition: str, values: Sequence[Any] = ()) -> Iterator[UserRecord]:
+        source = f"users WHERE {condition}"
+        return map(_user_from_row, self._base.read_sealed(SEALED, source, values, "signed_in_at"))
 
     # --- enrolment -------------------------------------------------------------------------------
 
     def open_enrolment(self, name: str, seconds: float) -> str:
         """Returns a code with which the user sets a password, once; it replaces an earlier one."""
         code = secrets.token_urlsafe(32)
-        with self._base.transact() as db:
+        with self._base.change_user(name) as db:
             db.execute(
                 "UPDATE users SET enrolment = ?, enrolment_until = ? WHERE name = ?",
                 (hash_secret(code), time.time() + seconds, name),
@@ -373,11 +420,12 @@ class UserStore:
         return found
 
     def finish_enrolment(self, code: str, password: str) -> UserRecord | None:
-        """Sets the hash of the first password, or another one; None if the code is not valid."""
+        """Sets the hash of the first password, or another one, and ends all earlier access; None
+        if the code is not valid."""
         found = self.find_enrolment(code)
         if found is None:
             return None
-        with self._base.transact() as db:
+        with self._base.change_user(found.name) as db:
             done = db.execute(
                 "UPDATE users SET password = ?, enrolment = NULL, enrolment_until = NULL "
                 "WHERE enrolment = ?",
@@ -401,17 +449,21 @@ class UserStore:
                     "INSERT INTO passkeys VALUES (?, ?, ?, ?, ?, NULL)",
                     (id, user, public_key, sign_count, time.time()),
                 )
+                self._base.seals.put(db, PASSKEYS, (id, user, public_key))
                 note_change(db, CHANGE, user, {"what": "passkey"})
         except IntegrityError:
             raise InvalidInput("this passkey is already in use") from None
 
     def find_passkey(self, id: bytes) -> Passkey | None:
-        rows = self._base.read(f"SELECT {_PASSKEY} FROM passkeys WHERE id = ?", (id,))
-        return Passkey(*rows[0]) if rows else None
+        return next(iter(self._read_passkeys("id = ?", id)), None)
 
     def list_passkeys(self, user: str) -> Sequence[Passkey]:
-        find = f"SELECT {_PASSKEY} FROM passkeys WHERE user = ? ORDER BY created_at"
-        rows = self._base.read(find, (user,))
+        return self._read_passkeys("user = ? ORDER BY created_at", user)
+
+    def _read_passkeys(self, condition: str, value: object) -> Sequence[Passkey]:
+        rows = self._base.read_sealed(
+            PASSKEYS, f"passkeys WHERE {condition}", (value,), "sign_count, created_at, used_at"
+        )
         return [Passkey(*row) for row in rows]
 
     def note_passkey_used(self, id: bytes, sign_count: int) -> None:
@@ -433,10 +485,9 @@ class UserStore:
         id, now = secrets.token_urlsafe(32), time.time()
         with self._base.transact() as db:
             db.execute("DELETE FROM sessions WHERE expires_at <= ?", (now,))
-            db.execute(
-                "INSERT INTO sessions VALUES (?, ?, ?, ?)",
-                (hash_secret(id), user, now, now + seconds),
-            )
+            row = (hash_secret(id), user, now, now + seconds)
+            db.execute("INSERT INTO sessions VALUES (?, ?, ?, ?)", row)
+            self._base.seals.put(db, SESSIONS, row)
             db.execute(
                 "DELETE FROM sessions WHERE user = ? AND hash NOT IN (SELECT hash FROM sessions "
                 "WHERE user = ? ORDER BY created_at DESC LIMIT ?)",
@@ -445,8 +496,7 @@ class UserStore:
         return id
 
     def find_session(self, id: str) -> SessionRecord | None:
-        find = "SELECT hash, user, created_at, expires_at FROM sessions WHERE hash = ?"
-        rows = self._base.read(find, (hash_secret(id),))
+        rows = self._base.read_sealed(SESSIONS, "sessions WHERE hash = ?", (hash_secret(id),))
         if not rows or rows[0][3] <= time.time():
             return None
         return SessionRecord(*rows[0])
@@ -515,9 +565,13 @@ def note_change(db: DatabaseConnection, verb: str, name: str, details: Mapping[s
     )
 
 
-def _end_everything(db: DatabaseConnection, user: str) -> None:
-    db.execute("DELETE FROM sessions WHERE user = ?", (user,))
-    db.execute("DELETE FROM grants WHERE user = ?", (user,))
+def _end_everything(db: DatabaseConnection, user: str) -> EndedAccess:
+    """Ends every way in but the password and the identity provider: a person who had the old
+    password may have added a passkey, or known the browser that has a limit of its own."""
+    tables = ("sessions", "grants", "passkeys", "known_browsers")
+    return EndedAccess(
+        *(db.execute(f"DELETE FROM {table} WHERE user = ?", (user,)).rowcount for table in tables)
+    )
 
 
 def _check_fields(name: str, org: str, roles: Sequence[str], scopes: Sequence[str]) -> None:
@@ -540,10 +594,11 @@ def _check_fields(name: str, org: str, roles: Sequence[str], scopes: Sequence[st
 
 
 def _user_from_row(row: tuple[Any, ...]) -> UserRecord:
-    name, org, roles, scopes, password, subject, *rest = row
-    return UserRecord(
-        name, org, decode_texts(roles), decode_texts(scopes), password, subject or "", *rest
-    )
+    name, org, roles, scopes, password, subject, handle, created_at, *rest = row
+    _, enrolment_until, _, signed_in_at = rest
+    lists = decode_texts(roles), decode_texts(scopes)
+    times = created_at, signed_in_at, enrolment_until
+    return UserRecord(name, org, *lists, password, subject or "", handle, *times)
 
 
 def decode_texts(listed: str) -> tuple[str, ...]:

@@ -41,13 +41,13 @@ Rendered = dict[str, Any]
 class WorkflowsPort(Protocol):
     """Workflows and runs, as principals may see and change them."""
 
-    def list_workflows(self, principal: Principal) -> list[Rendered]: ...
+    async def list_workflows(self, principal: Principal) -> list[Rendered]: ...
 
-    def describe(self, principal: Principal, name: str) -> Rendered: ...
+    async def describe(self, principal: Principal, name: str) -> Rendered: ...
 
     async def write(self, principal: Principal, name: str, source: str) -> Rendered: ...
 
-    def remove(self, principal: Principal, name: str) -> None: ...
+    async def remove(self, principal: Principal, name: str) -> None: ...
 
     async def check(self, principal: Principal, source: str) -> list[Rendered]: ...
 
@@ -89,7 +89,7 @@ class WorkflowsApi:
 
     @route("GET /api/workflows", "The workflows that the caller may run; administrators see all")
     async def _list(self, request: ApiRequest) -> ApiResponse:
-        found = self._port.list_workflows(request.caller)
+        found = await self._port.list_workflows(request.caller)
         return build_response({"workflows": found, "total": len(found)})
 
     @admin_route(
@@ -122,13 +122,13 @@ class WorkflowsApi:
 
     @route("GET /api/workflows/{name}", "One workflow, with its graph and definition", (404,))
     async def _get(self, request: ApiRequest) -> ApiResponse:
-        return build_response(self._port.describe(request.caller, request.names[0]))
+        return build_response(await self._port.describe(request.caller, request.names[0]))
 
     @admin_route(
         WORKFLOWS, "DELETE /api/workflows/{name}", "Delete a workflow; its runs finish", (404,)
     )
     async def _delete(self, request: ApiRequest) -> ApiResponse:
-        self._port.remove(request.caller, request.names[0])
+        await self._port.remove(request.caller, request.names[0])
         return build_response({"name": request.names[0], "deleted": True})
 
     @route("POST /api/workflows/{name}/run", "Start a run", (400, 403, 404, 503))

@@ -4,7 +4,7 @@ request authenticates it."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from time import monotonic
 from urllib.parse import unquote
 
@@ -30,7 +30,7 @@ UNKNOWN = "there is no such webhook, or the signature of the request is invalid"
 class WebhookEndpoint:
     def __init__(
         self,
-        find: Callable[[], WebhookReceiver | None],
+        find: Callable[[], Awaitable[WebhookReceiver | None]],
         rate: Rate = REJECTED,
         clock: Callable[[], float] = monotonic,
     ) -> None:
@@ -61,7 +61,7 @@ class WebhookEndpoint:
     async def _receive(self, request: HttpRequest) -> ApiResponse:
         if request.method != "POST":
             return build_error(405, "webhooks are sent with POST", (b"allow", b"POST"))
-        receiver = self._find()
+        receiver = await self._find()
         name = unquote(request.path.removeprefix(PREFIX).removeprefix("/"))
         delivery = None
         if receiver is not None:

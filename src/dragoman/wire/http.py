@@ -30,6 +30,10 @@ class Body(Protocol):
     def chunks(self) -> AsyncIterator[bytes]:
         """Iterates over the body as it arrives. A reader that stops early calls `close`."""
 
+    async def reserve(self, size: int) -> None:
+        """Waits until the reader of a stream may keep so many bytes of it in memory; 0 frees them,
+        as `close` does. Raises `BadReply` if there is never room."""
+
     def close(self) -> None:
         """Discards the rest. A body not read to its end costs the connection."""
 

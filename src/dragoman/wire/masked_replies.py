@@ -67,6 +67,9 @@ class MaskedBody:
         if held:
             yield held
 
+    async def reserve(self, size: int) -> None:
+        await self._body.reserve(size)
+
     def close(self) -> None:
         self._body.close()
 

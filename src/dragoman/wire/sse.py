@@ -63,6 +63,11 @@ class SseParser:
         self._after_cr = False
         """Whether the last byte was a CR that ended a line: its LF may follow."""
 
+    @property
+    def pending(self) -> int:
+        """Bytes of an event that is not complete."""
+        return len(self._pending) + self._size
+
     def feed(self, chunk: bytes) -> list[ServerEvent]:
         if self._after_cr and chunk:
             self._after_cr = False
@@ -78,7 +83,7 @@ class SseParser:
                 events.append(done)
         del self._pending[:start]
         self._searched -= start
-        if len(self._pending) + self._size > self.limit:
+        if self.pending > self.limit:
             raise EventTooLong(f"an event is larger than {self.limit} bytes")
         return events
 

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from typing import Any
 from uuid import uuid4
@@ -25,7 +25,7 @@ from dragoman.a2a.protocol.errors import A2aError
 from dragoman.a2a.remote.remote_agent import TRUST, RemoteAgent
 from dragoman.core.background import start_task
 from dragoman.core.backoff import Backoff, add_jitter
-from dragoman.core.errors import ConfigError, HubError, LoginRequired, TimedOut
+from dragoman.core.errors import ConfigError, HubError, LoginRequired, TimedOut, Unreachable
 from dragoman.core.safe_text import escape_line
 from dragoman.core.urls import render_origin
 
@@ -41,6 +41,14 @@ AGAIN_SECONDS = 5.0
 """Pause after the first failed checks."""
 PAUSES = Backoff(first=1.0, longest=300.0, jitter=0.0)
 """Between checks of an unreachable agent."""
+
+CHECKS_AT_ONCE = 32
+"""A hub with a thousand agents would otherwise begin a thousand checks in one moment."""
+SLOT_SECONDS = 2.0
+"""How long a check counts as running: agents that do not answer must not delay the others."""
+LATE_SECONDS = 1.0
+"""If the event loop was late by more than this during a check, what the check did not receive in
+time is no proof against the agent."""
 
 ReviewCard = Callable[[str, Mapping[str, Any], str], str | None]
 """Takes the agent's name, its card and the pin mode; returns why the card is rejected, or None."""
@@ -58,10 +66,13 @@ class AgentHealth:
         """In a row."""
         self._unreachable = 0
         """Those of them that found it unreachable."""
+        self._is_uncertain = False
+        """Whether the last check has shown nothing."""
 
     def record_answer(self, seconds: float | None, wrong: str = "") -> None:
         """`wrong` says what is wrong with the answer."""
         self.failures = self._unreachable = 0
+        self._is_uncertain = False
         self.latency = seconds if seconds is not None else self.latency
         if not wrong and seconds is not None and seconds > SLOW_SECONDS:
             wrong = f"it took {seconds:.1f} s to answer"
@@ -70,15 +81,46 @@ class AgentHealth:
     def record_failure(self, why: str) -> None:
         """An agent that was never found is unreachable at once."""
         self.failures += 1
+        self._is_uncertain = False
         unreachable = self.state in (UNKNOWN, UNREACHABLE) or self.failures >= FAILURES
         self._unreachable += unreachable
         self.state, self.reason = (UNREACHABLE if unreachable else DEGRADED), why
+
+    def record_own_delay(self) -> None:
+        """The hub was late itself: nothing is known of the agent, which is checked again soon."""
+        self._is_uncertain = True
 
     def next_pause(self, every: float) -> float:
         """Returns the seconds until the next check."""
         if self.state == UNREACHABLE:
             return PAUSES.delay(self._unreachable)
-        return min(every, AGAIN_SECONDS) if self.failures else every
+        return min(every, AGAIN_SECONDS) if self.failures or self._is_uncertain else every
+
+
+class CheckSlots:
+    """Bounds the checks of all agents that run at once."""
+
+    def __init__(self, most: int = CHECKS_AT_ONCE) -> None:
+        self._free = asyncio.Semaphore(most)
+
+    @contextlib.asynccontextmanager
+    async def take(self) -> AsyncIterator[None]:
+        """Waits for a slot, and frees it at the end or after `SLOT_SECONDS`."""
+        await self._free.acquire()
+        is_held = True
+
+        def free() -> None:
+            nonlocal is_held
+            if is_held:
+                is_held = False
+                self._free.release()
+
+        timer = asyncio.get_running_loop().call_later(SLOT_SECONDS, free)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            free()
 
 
 class HealthWatch:
@@ -92,12 +134,17 @@ class HealthWatch:
         save_card: Callable[[FoundCard], None],
         publish: Callable[[str, str], None],
         facts_changed: Callable[[], None],
+        slots: CheckSlots,
+        read_delay: Callable[[], float],
         is_watched: Callable[[], bool] = lambda: False,
     ) -> None:
         """`every` is the interval in seconds. `save_card` gets each new card; `publish` the state
-        and its reason, whenever one of them changes. `is_watched` says whether another hub
-        checks the agent, which is enough while it is healthy."""
+        and its reason, whenever one of them changes. All agents share the `slots` of checks;
+        `read_delay` returns by how many seconds the event loop has been late so far. `is_watched`
+        says whether another hub checks the agent, which is enough while it is healthy."""
         self._is_watched = is_watched
+        self._slots = slots
+        self._read_delay = read_delay
         self.agent = agent
         self.id = id
         self.health = AgentHealth()
@@ -164,10 +211,12 @@ class HealthWatch:
         return True
 
     async def _run_checks(self) -> None:
-        await self._check()
+        async with self._slots.take():
+            await self._check()
         while self._again:
             self._again = False
-            await self._check()
+            async with self._slots.take():
+                await self._check()
 
     async def _run(self) -> None:
         while True:
@@ -190,14 +239,22 @@ class HealthWatch:
     async def _check(self) -> None:
         agent, url = self.agent, self.agent.entry.url
         before = self.health.state, self.health.reason
+        late_before = self._read_delay()
         self._under_way = True
         try:
             async with asyncio.timeout(agent.entry.timeout_secs):
                 found = await agent.client.refetch_card(url)
                 self.fetched_at = time.time()
                 await self.accept_card(found)
-        except TimeoutError:
-            self._record_failure(f"it did not answer within {agent.entry.timeout_secs:g} s")
+        except (TimeoutError, TimedOut, Unreachable) as error:
+            why = str(error) or f"it did not answer within {agent.entry.timeout_secs:g} s"
+            if (delay := self._read_delay() - late_before) > LATE_SECONDS:
+                log.info(
+                    'agent "%s" is checked again: the hub was late by %.1f s', agent.name, delay
+                )
+                self.health.record_own_delay()
+            else:
+                self._record_failure(why)
         except (HubError, A2aError) as error:
             self._record_failure(str(error))
         except Exception as error:  # or the agent would never be checked again
@@ -230,9 +287,10 @@ class HealthWatch:
             # Such an agent may know nothing but messages, which would have an effect.
             self.health.record_answer(None)
             return
-        begun = time.monotonic()
+        begun, late_before = time.monotonic(), self._read_delay()
         wrong = await check_agent(client, probed)
-        self.health.record_answer(time.monotonic() - begun, wrong)
+        own = self._read_delay() - late_before
+        self.health.record_answer(max(0.0, time.monotonic() - begun - own), wrong)
 
     def _is_accepted(self, found: FoundCard) -> bool:
         """Decides before anything is sent to an address in the card."""

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dragoman.a2a.remote.health_watch import HealthWatch
-from dragoman.a2a.remote.registration import AgentRegistration
+from dragoman.a2a.remote.registration import MAX_NAME, AgentRegistration
 from dragoman.a2a.remote.remote_agent import RemoteAgent
 from dragoman.core.errors import NotFound
 from dragoman.core.nearest_names import find_nearest
 from dragoman.core.ports import Viewer
+
+AGENT_MARK = "_agent_"
+"""Before the slug in the name of the tool that takes any message for an agent."""
 
 
 class RegisteredAgent:
@@ -28,6 +31,8 @@ class RegisteredAgent:
 class RegisteredAgents:
     def __init__(self) -> None:
         self._by_slug: dict[str, RegisteredAgent] = {}
+        self._by_name: dict[str, RegisteredAgent] = {}
+        self._by_id: dict[str, RegisteredAgent] = {}
 
     def __len__(self) -> int:
         return len(self._by_slug)
@@ -40,10 +45,16 @@ class RegisteredAgents:
 
     def put(self, agent: RegisteredAgent) -> None:
         """Adds the agent, in place of one with its slug."""
-        self._by_slug[agent.registration.slug] = agent
+        row = agent.registration
+        if (old := self._by_slug.get(row.slug)) is not None:
+            self._by_name.pop(old.name, None)
+            self._by_id.pop(old.registration.id, None)
+        self._by_slug[row.slug] = self._by_name[agent.name] = self._by_id[row.id] = agent
 
     def remove(self, agent: RegisteredAgent) -> None:
         self._by_slug.pop(agent.registration.slug, None)
+        self._by_name.pop(agent.name, None)
+        self._by_id.pop(agent.registration.id, None)
 
     def find_slug(self, slug: str) -> RegisteredAgent | None:
         return self._by_slug.get(slug)
@@ -61,11 +72,10 @@ class RegisteredAgents:
 
     def find(self, key: str) -> RegisteredAgent:
         """Finds an agent by its id, slug or name."""
-        for member in self._by_slug.values():
-            if key in (member.registration.id, member.registration.slug, member.name):
+        for members in (self._by_id, self._by_slug, self._by_name):
+            if (member := members.get(key)) is not None:
                 return member
-        names = [one.name for one in self._by_slug.values()]
-        near = find_nearest(key, names)
+        near = find_nearest(key, self.list_names())
         hint = f'; did you mean "{near}"?' if near else ""
         raise NotFound(f'there is no registered agent "{key[:100]}"{hint}')
 
@@ -87,21 +97,19 @@ class RegisteredAgents:
         return frozenset(one.agent.name for one in watches if one.agent.needs_login(viewer))
 
     def find_by_name(self, name: str) -> RegisteredAgent | None:
-        return next((one for one in self._by_slug.values() if one.name == name), None)
+        return self._by_name.get(name)
 
     def list_names(self) -> list[str]:
-        return [member.name for member in self._by_slug.values()]
+        return list(self._by_name)
 
     def find_absent(self, name: str) -> tuple[RemoteAgent, str] | None:
         """Finds the agent in whose namespace `name` is, of those never reached, and the reason."""
-        folded = name.lower().replace("-", "_")
-        for member in self._by_slug.values():
-            if member.watch is None or member.watch.agent.was_found:
-                continue
-            slug, agent = member.registration.slug.replace("-", "_"), member.watch.agent
-            starts = (f"{slug}.", f"a2a_{slug}_", f"{slug}_")
-            if folded == slug or folded.startswith(starts) or folded.endswith(f"_agent_{slug}"):
-                return agent, f'agent "{member.name}" is not found yet: {agent.reason}'
+        for slug in _list_possible_slugs(name):
+            member = self._by_slug.get(slug)
+            if member is not None and member.watch is not None:
+                agent = member.watch.agent
+                if not agent.was_found:
+                    return agent, f'agent "{member.name}" is not found yet: {agent.reason}'
         return None
 
     def recheck(self, name: str) -> None:
@@ -113,3 +121,21 @@ class RegisteredAgents:
     def list_agents(self) -> list[RegisteredAgent]:
         """Lists the agents, those of the configuration first."""
         return list(self._by_slug.values())
+
+
+def _list_possible_slugs(name: str) -> Iterator[str]:
+    """Lists the slugs of the agents that a tool of this name could belong to, the longest first
+    of those that it begins with."""
+    folded = name.lower().replace("-", "_")
+    yield folded
+    for start in ("", "a2a_"):
+        if folded.startswith(start):
+            rest = folded[len(start) : len(start) + MAX_NAME + 1]
+            for end in range(len(rest) - 1, 0, -1):
+                if rest[end] == "_" or (rest[end] == "." and not start):
+                    yield rest[:end]
+    last = folded[-MAX_NAME - len(AGENT_MARK) :]
+    position = last.find(AGENT_MARK)
+    while position >= 0:
+        yield last[position + len(AGENT_MARK) :]
+        position = last.find(AGENT_MARK, position + 1)

@@ -20,7 +20,7 @@ from dragoman.a2a.config import WIRE_SKILL_ONLY, ExternalAgent
 from dragoman.a2a.protocol.errors import A2aError
 from dragoman.a2a.protocol.skill_tools import slug_from_name
 from dragoman.a2a.remote.credentials import list_references
-from dragoman.a2a.remote.health_watch import UNKNOWN, HealthWatch, ReviewCard
+from dragoman.a2a.remote.health_watch import UNKNOWN, CheckSlots, HealthWatch, ReviewCard
 from dragoman.a2a.remote.registered_agents import RegisteredAgent, RegisteredAgents
 from dragoman.a2a.remote.registration import (
     API,
@@ -55,7 +55,6 @@ from dragoman.wire.json import encode
 log = logging.getLogger(__name__)
 
 HEALTH_LEASE = "health"
-MAX_AGENTS = 1_000
 MAX_JOINING = 200
 """Concurrent registrations."""
 SECONDS = 30.0
@@ -64,6 +63,10 @@ CHANGE_SECONDS = 1.0
 """How long a change in progress may take when the hub stops."""
 _IN_PLACE = frozenset({"trust", "pin", "additions"})
 """Settings that change without another connection."""
+
+
+OtherNames = dict[str, tuple[str, str]]
+"""The kinds and names of servers and local agents, by the prefix of their tools."""
 
 
 class AgentStore(Protocol):
@@ -97,13 +100,17 @@ class Registry:
         review_card: ReviewCard,
         facts_changed: Callable[[], None],
         every: float,
+        most: int,
+        read_delay: Callable[[], float],
         references: ReferenceRules,
         cluster: ClusterMember = SINGLE_HUB,
     ) -> None:
         """Fills `agents`. `build_target` takes an entry and its source; `others` lists the kinds
         and names of servers and local agents; `reserved` are the prefixes of their listed names;
-        `facts_changed` is called when the facts that policies know of an agent change. One hub of
-        the `cluster` checks the healthy agents, and tells the others of changes."""
+        `facts_changed` is called when the facts that policies know of an agent change; `most` is
+        the number of agents; `read_delay` returns by how many seconds the event loop has been late
+        so far. One hub of the `cluster` checks the healthy agents, and tells the others of
+        changes."""
         self._cluster = cluster
         self._store = store
         self._build_target = build_target
@@ -113,6 +120,9 @@ class Registry:
         self._review_card = review_card
         self._facts_changed = facts_changed
         self._every = every
+        self._most = most
+        self._read_delay = read_delay
+        self._slots = CheckSlots()
         self._references = references
         self.agents = agents
         self._joining = 0
@@ -121,23 +131,29 @@ class Registry:
         self._running = False
         self.failures: dict[str, str] = {}
         """The agents that could not be loaded, and why."""
+        self._excess = 0
+        """How many agents were not loaded because there are too many."""
 
     # --- lifecycle --------------------------------------------------------------------------------
 
     def load(self, entries: Iterable[ExternalAgent]) -> None:
         """Loads the configured agents first: they win where a name is used twice."""
-        now = time.time()
+        now, others = time.time(), self._index_others()
         for entry in entries:
             self._bind(entry)
-            self._load(create_registration(entry, now, CONFIG))
+            self._load(create_registration(entry, now, CONFIG), others)
         for kept in self._store.list_agents():
+            if len(self.agents) >= self._most:  # not decoded: there may be many
+                self._note_excess(str(kept.get("slug")))
+                continue
             try:
                 row = decode_registration(kept)
             except InvalidInput as error:
                 log.error("%s; the hub runs without it", error)
                 continue
             self._bind(row.entry)
-            self._load(row, self._find_refusal(row.entry))
+            self._load(row, others, self._find_refusal(row.entry))
+        self._report_excess()
 
     def _find_refusal(self, entry: ExternalAgent) -> str:
         """Finds why a stored agent is not used: another version allowed its references."""
@@ -148,13 +164,31 @@ class Registry:
             return str(error)
         return ""
 
-    def _load(self, row: AgentRegistration, refusal: str = "") -> None:
+    def _load(self, row: AgentRegistration, others: OtherNames, refusal: str = "") -> None:
+        if len(self.agents) >= self._most:
+            self._note_excess(row.entry.name)
+            return
         try:
-            self._check_free(row.entry.name, row.slug)
+            self._check_free(row.entry.name, row.slug, others)
             self._join(row, refusal)
         except (ConfigError, AmbiguousName) as error:
             self.failures[row.entry.name] = str(error)
             log.error("%s; the hub runs without it", error)
+
+    def _note_excess(self, name: str) -> None:
+        self._excess += 1
+        if self._excess == 1:  # one stands for all
+            self.failures[name] = self._explain_excess()
+
+    def _explain_excess(self) -> str:
+        return (
+            f"the hub uses {self._most} external agents at most, and there are more: remove some, "
+            "or raise [bridge] max_agents in config.toml and restart"
+        )
+
+    def _report_excess(self) -> None:
+        if self._excess:
+            log.error("%d agents are not used: %s", self._excess, self._explain_excess())
 
     def start(self) -> None:
         self._running = True
@@ -188,6 +222,8 @@ class Registry:
                 save_card=lambda found: self._save_card(row.id, found),
                 publish=lambda state, reason: self._publish(row.entry.name, state, reason),
                 facts_changed=self._facts_changed,
+                slots=self._slots,
+                read_delay=self._read_delay,
                 is_watched=lambda: not self._cluster.holds(HEALTH_LEASE),
             )
         self.agents.put(member)
@@ -209,9 +245,7 @@ class Registry:
 
     def _check_changed(self, hub: str, data: Mapping[str, Any]) -> None:
         """Checks an agent whose state another hub has seen change."""
-        for member in self.agents:
-            if member.name == data.get("agent") and member.watch is not None:
-                member.watch.check_soon()
+        self.agents.recheck(str(data.get("agent")))
 
     # --- credentials ------------------------------------------------------------------------------
 
@@ -237,21 +271,27 @@ class Registry:
 
     # --- names ------------------------------------------------------------------------------------
 
-    def _check_free(self, name: str, slug: str, mine: str = "") -> None:
-        """Raises `AmbiguousName` if another owner than `mine`, an id, uses the tool prefix."""
+    def _index_others(self) -> OtherNames:
+        others: OtherNames = {}
+        for kind, name in self._others():
+            others.setdefault(slug_from_name(name), (kind, name))
+        return others
+
+    def _check_free(self, name: str, slug: str, others: OtherNames) -> None:
+        """Raises `AmbiguousName` if another agent, or one of `others`, uses the tool prefix."""
         member = self.agents.find_slug(slug)
-        if member is not None and member.registration.id != mine:
+        if member is not None:
             raise AmbiguousName(
                 f'the tools of agent "{name}" would begin with "{slug}.", as those of agent '
                 f'"{member.name}" at {render_origin(member.registration.entry.url)} do; rename '
                 "one of them"
             )
-        for kind, other in self._others():
-            if slug_from_name(other) == slug:
-                raise AmbiguousName(
-                    f'the tools of agent "{name}" would begin with "{slug}.", as those of {kind} '
-                    f'"{other}" do; rename one of them'
-                )
+        if slug in others:
+            kind, other = others[slug]
+            raise AmbiguousName(
+                f'the tools of agent "{name}" would begin with "{slug}.", as those of {kind} '
+                f'"{other}" do; rename one of them'
+            )
 
     def _check_reserved(self, name: str, slug: str) -> None:
         """Raises `InvalidInput` if listed names could begin with a reserved prefix."""
@@ -284,10 +324,12 @@ class Registry:
         if known is not None:
             return await self._register_again(known, values)
         if "name" in values:  # refuse before waiting for the agent
-            self._check_free(values["name"], slug_from_name(values["name"]))
+            self._check_free(values["name"], slug_from_name(values["name"]), self._index_others())
             self._check_reserved(values["name"], slug_from_name(values["name"]))
-        if len(self.agents) >= MAX_AGENTS or self._joining >= MAX_JOINING:
-            raise Overloaded(f"{len(self.agents)} agents are registered; remove some, or wait")
+        if len(self.agents) >= self._most:
+            raise Overloaded(f"{len(self.agents)} agents are registered: {self._explain_excess()}")
+        if self._joining >= MAX_JOINING:
+            raise Overloaded(f"{self._joining} agents are being registered; try again shortly")
         self._joining += 1
         try:
             return await self._discover_and_join(values)
@@ -319,7 +361,7 @@ class Registry:
         known = self._find_same(row.entry.url, row.entry.name)
         if known is not None:  # registered meanwhile
             return known
-        self._check_free(row.entry.name, row.slug)
+        self._check_free(row.entry.name, row.slug, self._index_others())
         self._check_reserved(row.entry.name, row.slug)
         if "name" not in values:
             self._check_card_name(row.entry.name, row.slug)
@@ -440,21 +482,24 @@ class Registry:
             for id, member in members.items():
                 if member.registration.source != CONFIG and id not in stored:
                     await self._leave(member)
+            others, excess, self._excess = self._index_others(), self._excess, 0
             for id, kept in stored.items():
                 known = members.get(id)
                 if known is None:
-                    await self._load_stored(kept)
+                    await self._load_stored(kept, others)
                 elif encode(kept) != encode(encode_registration(known.registration)):
                     await self._leave(known, announce=False)
-                    await self._load_stored(kept)
+                    await self._load_stored(kept, others)
+            if self._excess != excess:
+                self._report_excess()
 
-    async def _load_stored(self, kept: Mapping[str, Any]) -> None:
+    async def _load_stored(self, kept: Mapping[str, Any], others: OtherNames) -> None:
         try:
             row = decode_registration(kept)
         except InvalidInput as error:
             log.error("%s; the hub runs without it", error)
             return
-        self._load(row, self._find_refusal(row.entry))
+        self._load(row, others, self._find_refusal(row.entry))
         member = self.agents.find_slug(row.slug)
         if member is not None and member.registration is row:
             self._start_watch(member)

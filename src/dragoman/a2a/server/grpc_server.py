@@ -65,6 +65,12 @@ MAX_CALLS = 2000
 """At once, streams among them."""
 MAX_OF_CALLER = 1000
 MAX_CONNECTIONS = 1000
+MAX_STREAMS = 100
+"""Calls at once on a connection; a client waits with further ones."""
+MAX_READING = 8
+"""Messages of one caller that are received at once; each may have 10 MB. Others wait unread."""
+MESSAGE_SECONDS = 60.0
+"""How long the message of a call may take to arrive."""
 UNREAD_SECONDS = 60.0
 """How long an event waits for a client that does not read it."""
 _BEGIN, _MESSAGE, _ERROR, _END = b"b", b"m", b"e", b"o"
@@ -81,7 +87,10 @@ OPTIONS = [
     # No compression: up to 1.70 at least, gRPC unpacks a message before it checks its size.
     ("grpc.compression_enabled_algorithms_bitset", 1),
     ("grpc.max_metadata_size", 16 * 1024),
-    ("grpc.max_concurrent_streams", MAX_OF_CALLER),
+    ("grpc.max_concurrent_streams", MAX_STREAMS),
+    # Otherwise gRPC buffers 4 MB or more of each message before it is read; without, 64 KB. A
+    # message that is read may still arrive as fast as the network allows.
+    ("grpc.http2.bdp_probe", 0),
     ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
     ("grpc.max_connection_idle_ms", 300_000),
     ("grpc.server_handshake_timeout_ms", 10_000),
@@ -105,6 +114,7 @@ class Context(Protocol):
     def invocation_metadata(self) -> Any: ...
     def peer(self) -> str: ...
     async def send_initial_metadata(self, metadata: Any) -> None: ...
+    async def read(self) -> Any: ...
     async def write(self, message: bytes) -> None: ...
     async def abort(self, code: Any, details: str, trailing_metadata: Any) -> NoReturn: ...
 
@@ -156,6 +166,8 @@ class A2aGrpcServer:
         self._max_of_caller = max_of_caller
         self._calls: dict[Principal, dict[asyncio.Task[Any], RunningGrpcCall]] = {}
         """The running calls of each principal."""
+        self._reading: dict[Principal, asyncio.Semaphore] = {}
+        """What limits the messages of each that are received."""
         self._server: Any = None
 
     async def start(self) -> int:
@@ -191,25 +203,23 @@ class A2aGrpcServer:
     # --- one call --------------------------------------------------------------------------------
 
     def _method(self, service: GrpcService, method: GrpcMethod) -> Any:
+        """Declares the request as a stream, of one message: gRPC then calls the handler before it
+        receives the message, of which it buffers little before it is read. Clients see no
+        difference."""
         if method.op in STREAMING:
 
-            async def stream(data: bytes, context: Context) -> None:
-                await self._serve(self._stream, service, method, data, context)
+            async def stream(messages: object, context: Context) -> None:
+                await self._serve(self._stream, service, method, context)
 
-            return grpc.unary_stream_rpc_method_handler(stream)
+            return grpc.stream_stream_rpc_method_handler(stream)
 
-        async def answer(data: bytes, context: Context) -> bytes:
-            return await self._serve(self._answer, service, method, data, context)
+        async def answer(messages: object, context: Context) -> bytes:
+            return await self._serve(self._answer, service, method, context)
 
-        return grpc.unary_unary_rpc_method_handler(answer)
+        return grpc.stream_unary_rpc_method_handler(answer)
 
     async def _serve(
-        self,
-        work: Work[Answer],
-        service: GrpcService,
-        method: GrpcMethod,
-        data: bytes,
-        context: Context,
+        self, work: Work[Answer], service: GrpcService, method: GrpcMethod, context: Context
     ) -> Answer:
         caller: Principal | None = None
         try:
@@ -217,6 +227,7 @@ class A2aGrpcServer:
             found = context.principal if isinstance(context, ForwardedContext) else None
             caller = await self._admit(metadata, context.peer(), found)
             self._check_version(service, metadata.get("a2a-version"))
+            data = await self._read(caller, context)
             request = await _decode(service, method, data)
             older = metadata.get("x-a2a-extensions", "")  # 0.3's
             ctx = RequestContext(
@@ -274,12 +285,28 @@ class A2aGrpcServer:
         calls[task] = RunningGrpcCall(caller)
         return caller
 
+    async def _read(self, caller: Principal, context: Context) -> bytes:
+        """Receives the message of an admitted call."""
+        turns = self._reading.setdefault(caller, asyncio.Semaphore(MAX_READING))
+        try:
+            async with asyncio.timeout(MESSAGE_SECONDS), turns:
+                data = await context.read()
+        except TimeoutError:
+            raise A2aError(
+                errors.UNAVAILABLE,
+                f"the message of the call did not arrive within {MESSAGE_SECONDS:g} s",
+            ) from None
+        if not isinstance(data, bytes):
+            raise A2aError(errors.INVALID_PARAMS, "the call has no message")
+        return data
+
     def _release(self, caller: Principal) -> None:
         calls, task = self._calls[caller], asyncio.current_task()
         assert task is not None
         del calls[task]
         if not calls:
             del self._calls[caller]
+            self._reading.pop(caller, None)
 
     def end_principals(self, why_ended: WhyEnded) -> None:
         for calls in list(self._calls.values()):
@@ -362,14 +389,14 @@ class A2aGrpcServer:
         """Runs a call that another hub has sent here; a `core.cluster.ServeFrames`."""
         size = LENGTH + int.from_bytes(body[:LENGTH], "big")
         head, data = decode(body[LENGTH:size]), body[size:]
-        context = ForwardedContext(principal, head["metadata"], sink)
+        context = ForwardedContext(principal, head["metadata"], data, sink)
         service = next(one for one in SERVICES if one.name == head["service"])
         method = service.methods[head["op"]]
         try:
             if method.op in STREAMING:
-                await self._serve(self._stream, service, method, data, context)
+                await self._serve(self._stream, service, method, context)
             else:
-                await context.write(await self._serve(self._answer, service, method, data, context))
+                await context.write(await self._serve(self._answer, service, method, context))
         except ForwardedError as error:
             await sink.write(_ERROR + encode(error.render()))
         else:
@@ -386,7 +413,10 @@ class A2aGrpcServer:
 class ForwardedContext:
     """The context of a call that another hub has sent here."""
 
-    def __init__(self, principal: Principal, metadata: Mapping[str, str], sink: FrameSink) -> None:
+    def __init__(
+        self, principal: Principal, metadata: Mapping[str, str], data: bytes, sink: FrameSink
+    ) -> None:
+        self._data = data
         self.principal = principal
         self._metadata = metadata
         self._sink = sink
@@ -399,6 +429,9 @@ class ForwardedContext:
 
     async def send_initial_metadata(self, metadata: Any) -> None:
         await self._sink.write(_BEGIN + encode(list(metadata)))
+
+    async def read(self) -> bytes:
+        return self._data
 
     async def write(self, message: bytes) -> None:
         await self._sink.write(_MESSAGE + message)

@@ -35,6 +35,7 @@ CHECKS: tuple[Check, ...] = (
     target_checks.check_pins,
     target_checks.check_names,
     target_checks.check_target_keys,
+    target_checks.check_seals,
     target_checks.check_scopes,
     decision_checks.check_approvals,
     decision_checks.check_runs,

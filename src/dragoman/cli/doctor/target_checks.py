@@ -373,6 +373,24 @@ def check_target_keys(found: DoctorContext) -> Iterator[Finding]:
             yield Finding("keys", "warning", clean(said), fix)
 
 
+def check_seals(found: DoctorContext) -> Iterator[Finding]:
+    """Checks for rows of a shared database that no hub of the cluster has written."""
+    with found.open_place() as place:
+        if isinstance(place, Path):
+            return
+        if not place.seals.is_active:
+            said = "rows of the database have no seals: a writer of it can make an owner's key"
+            yield Finding("seals", "info", said, "set [cluster] secret; see docs/security.md")
+            return
+        from dragoman.stores.row_seals import RESEAL
+        from dragoman.stores.seal_database import list_refused
+
+        for noun, id in list_refused(place):
+            said = f'{noun} "{id}" is refused: it was not written by this cluster as it is'
+            fix = f"remove it and find out who wrote it; if you trust all that is there: {RESEAL}"
+            yield Finding("seals", "problem", clean(said), fix)
+
+
 def check_scopes(found: DoctorContext) -> Iterator[Finding]:
     """Checks for keys that lack a scope for what the policies permit, and for servers whose
     processes the policies permit to call."""
@@ -396,5 +414,5 @@ def check_scopes(found: DoctorContext) -> Iterator[Finding]:
     callers = list_callers([server.name for server in found.config.mcp_servers], engine)
     if callers:
         said = f"the policies permit processes of servers to call others: {', '.join(callers)}"
-        fix = 'name those that need it; see "Servers that call" in docs/policies.md'
+        fix = 'name those that need it; see "Servers that call" in: dragoman docs policies'
         yield Finding("policies", "warning", clean(said), fix)

@@ -171,7 +171,14 @@ class CatalogSync:
     # --- publishing ----------------------------------------------------------------------------
 
     async def publish(self, session: UpstreamSession, lists: Lists) -> None:
-        """Publishes these lists; one that could not be fetched stays as it was."""
+        """Publishes these lists; one that could not be fetched stays as it was. One server at a
+        time: many that connect at once would each have a turn in the same turn of the loop."""
+        async with self._catalogs[TOOL].publishing:
+            if self._upstream.connection.state != "stopped":  # what it offered is withdrawn
+                await self._publish(session, lists)
+                await asyncio.sleep(0)  # before the next server
+
+    async def _publish(self, session: UpstreamSession, lists: Lists) -> None:
         extensions = session.features.get("extensions")
         self._upstream.traits = replace(
             self._upstream.traits,
@@ -195,6 +202,10 @@ class CatalogSync:
                 changes.append((kind, parsed))
         begun = thread_time()
         for kind, parsed in changes:  # unchanged lists are not published: no client is notified
+            if (took := thread_time() - begun) > TURN_SECONDS:
+                self.spent += took
+                await asyncio.sleep(0)
+                begun = thread_time()
             self._publish_list(kind, parsed)
         self._publish_instructions(session.instructions[:MAX_INSTRUCTIONS].strip())
         self.spent += thread_time() - begun

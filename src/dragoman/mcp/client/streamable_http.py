@@ -56,6 +56,8 @@ SHORTEST_RETRY, RETRY, LONGEST_RETRY = 0.05, 1.0, 60.0
 """Seconds before a stream is resumed: bounds for the server's `retry`, and the default."""
 CONFIRM_SECONDS = 5.0
 """How long a server may take to confirm that it still speaks the modern era."""
+LARGE_EVENT = 256 * 1024
+"""Bytes of an answer in a stream that are kept without room in the budget of large results."""
 MAX_BACKGROUND = 100
 """Replies and cancellations being posted; more are dropped."""
 
@@ -393,7 +395,7 @@ class HttpWire(IncomingRouter):
         while True:
             last_id = position.id
             try:
-                async for message, size in self._read_messages(reply, position):
+                async for message, size in self._read_messages(reply, position, LARGE_EVENT):
                     if "method" in message:
                         if self._handle_incoming(message, call):
                             clock.reschedule(self._loop.time() + timeout)
@@ -444,11 +446,12 @@ class HttpWire(IncomingRouter):
         )
 
     async def _read_messages(
-        self, reply: HttpReply, position: StreamPosition
+        self, reply: HttpReply, position: StreamPosition, most: int = MAX_BYTES
     ) -> AsyncIterator[tuple[dict[str, Any], int]]:
-        """Yields the messages of a stream, each with its size in bytes."""
+        """Yields the messages of a stream, each with its size in bytes. For one of more than `most`
+        bytes room is reserved first."""
         parser = sse.SseParser(MAX_BYTES)
-        pace = Pace()
+        pace, has_room = Pace(), False
         async for chunk in reply.body.chunks():
             for piece in sse.split_pieces(chunk):
                 events = self._parse_events(parser, piece, position)
@@ -466,6 +469,9 @@ class HttpWire(IncomingRouter):
                             spent += thread_time() - begun
                     if not number % sse.TURN:
                         await asyncio.sleep(0)
+                if (parser.pending > most) is not has_room:
+                    has_room = not has_room
+                    await reply.body.reserve(MAX_BYTES if has_room else 0)
                 if pause := pace.pause(len(events) + piece.count(b"\n") // LINES_AN_EVENT, spent):
                     await asyncio.sleep(pause)
 

@@ -188,7 +188,10 @@ def render_account(
     passkeys: int,
     passkey_options: str = "",
     problem: str = "",
+    *,
+    is_fresh: bool,
 ) -> Page:
+    """`is_fresh` says that the user has signed in a moment ago."""
     hidden = _hide(token=form_token)
     listed = "".join(
         f"<li>{_escape(_quote(grant.client_name))}"
@@ -208,7 +211,12 @@ def render_account(
             f'<form method="post" action="/oauth/account">{hidden}'
             '<button name="do" value="remove-passkeys">Remove all passkeys</button></form>'
         )
-    if passkey_options:
+    if passkey_options and not is_fresh:
+        parts.append(
+            f'<form method="post" action="/oauth/logout">{hidden}{_hide(next="/oauth/account")}'
+            "<button>Sign in again to add a passkey</button></form>"
+        )
+    elif passkey_options:
         parts.append(
             '<form method="post" action="/oauth/account" data-passkey="create" '
             f'data-options="{_escape(passkey_options)}" hidden>{hidden}'
@@ -219,7 +227,7 @@ def render_account(
     parts.append(
         f'<hr><form method="post" action="/oauth/logout">{hidden}<button>Sign out</button></form>'
     )
-    return _render("Your account", "".join(parts), has_script=bool(passkey_options))
+    return _render("Your account", "".join(parts), has_script=bool(passkey_options) and is_fresh)
 
 
 def _render(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 from urllib.parse import urlencode
@@ -28,6 +29,8 @@ _NEXT = re.compile(
 """Where a sign-in may lead: pages of the hub that need one."""
 ACCOUNT = "/oauth/account"
 WRONG = "The user name or the password is wrong."
+FRESH_SECONDS = 300.0
+"""How long after a sign-in its browser may add a passkey, which outlives the session."""
 STALE = "This page is too old, or your browser blocks cookies. Please try again."
 
 
@@ -212,6 +215,7 @@ class SignIn:
             len(self._users.list_passkeys(user.name)),
             self._passkeys.build_options(user, session.id),
             problem,
+            is_fresh=_is_fresh(session),
         )
         return reply_page(request, page)
 
@@ -224,6 +228,8 @@ class SignIn:
         elif what == "remove-passkeys":
             self._users.remove_passkeys(user.name)
         elif what == "add-passkey":
+            if not _is_fresh(session):
+                raise InvalidInput("Please sign in again to add a passkey")
             self._passkeys.add(user, form.get("credential", ""), session.id)
 
     def serve_logout(self, request: HttpRequest) -> None:
@@ -240,6 +246,10 @@ class SignIn:
             return reply_redirect(request, find_next(next), headers)
         page = pages.render_message("Signed out", "You have signed out of the hub.")
         return reply_page(request, page, headers)
+
+
+def _is_fresh(session: BrowserSession) -> bool:
+    return 0 <= time.time() - session.record.created_at < FRESH_SECONDS
 
 
 def find_next(given: str) -> str:

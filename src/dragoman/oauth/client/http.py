@@ -28,6 +28,8 @@ class OAuthHttpClient:
         self._is_ours: dict[str, bool] = {}
         """Whether each URL is of the resource's origin."""
         self._token: AccessToken | None = None
+        self._accepted: AccessToken | None = None
+        """The token that the server has accepted last."""
         self._template: Mapping[str, str] = NO_HEADERS
         self._filled = FixedHeaders(NO_HEADERS)
         self._secrets: tuple[str, ...] = ()
@@ -78,6 +80,9 @@ class OAuthHttpClient:
                 challenge = reply.headers.get("www-authenticate", "")
                 await self._tokens.note_rejected(self._holder, token, challenge)
                 raise Unreachable(f'"{self._tokens.name}" rejected two tokens in a row', sent=False)
+        if token is not self._accepted and reply.status < 400:
+            self._accepted = token
+            self._tokens.note_accepted(self._holder, token)
         return mask_reply(reply, self._secrets)
 
     def _fill(self, token: AccessToken, headers: Mapping[str, str]) -> FixedHeaders:

@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 from dragoman.core.errors import BadReply, Declined, HubError, InvalidInput, Unreachable
 from dragoman.core.urls import render_origin
 from dragoman.oauth.client.challenges import join_scopes
+from dragoman.oauth.client.client_auth import ClientIdentity
 from dragoman.oauth.client.discovery import OFFLINE, S256, Discovered, Discovery, ServerMetadata
 from dragoman.oauth.client.exchanges import EndpointRefused, quote_text
 from dragoman.oauth.client.grants import StoredToken, TokenClient, build_token
@@ -19,14 +20,14 @@ from dragoman.oauth.client.logins import (
     PendingLogins,
     make_verifier,
 )
-from dragoman.oauth.client.records import DeviceLogin, Grant, LoginRequest
+from dragoman.oauth.client.records import DeviceLogin, Grant, LoginDestination, LoginRequest
 from dragoman.oauth.client.registration import (
     DEVICE_CODE,
     UNKNOWN_CLIENT,
     ClientRegistration,
 )
 from dragoman.oauth.client.server_finder import ServerFinder
-from dragoman.oauth.client.urls import add_query
+from dragoman.oauth.client.urls import add_query, get_origin, mark_issuer
 from dragoman.oauth.config import OAuthSettings
 
 Keep = Callable[[str, StoredToken], None]
@@ -46,8 +47,8 @@ class LoginFlows:
         finder: ServerFinder,
         registration: ClientRegistration,
         endpoint: TokenClient,
-        redirect_uri: Callable[[], str],
-        document_url: Callable[[], str],
+        redirect_uri: Callable[[str], str],
+        document_url: Callable[[str], str],
         limits: OAuthLimits,
         keep: Keep,
         list_wanted: ListWanted,
@@ -85,15 +86,14 @@ class LoginFlows:
                 "not support PKCE with S256, without which a code could be stolen; no login is made"
             )
         wanted = self._collect_scopes(holder, found, scopes)
-        redirect_uri = self._redirect_uri()
-        client = await self._registration.find_client(
-            found, redirect_uri, self._document_url(), wanted
-        )
+        mark = self._choose_mark(server)
+        redirect_uri = self._redirect_uri(mark)
+        client = await self._find_client(found, mark, wanted)
         verifier, challenge = make_verifier()
         expires_at = time.time() + self._limits.login_seconds
         pending = PendingLogin(
-            holder, server, client, found.resource.resource, wanted, redirect_uri, verifier,
-            expires_at,
+            holder, server, client, found.resource.resource, wanted, redirect_uri, mark,
+            verifier, expires_at,
         )  # fmt: skip
         state = self._logins.add(pending)
         query = {
@@ -115,11 +115,48 @@ class LoginFlows:
         url = add_query(server.authorization_endpoint, urlencode(query))
         return LoginRequest(url, state, expires_at, server.issuer, wanted)
 
-    async def finish(self, state: str, query: Mapping[str, str]) -> Grant:
-        """Ends it with the query of the redirect. Raises `InvalidInput` for an unknown, used or
-        expired `state`, `Declined` if consent was denied, `BadReply` for anything suspicious."""
+    async def find_destination(self) -> LoginDestination:
+        """Finds where `begin` would send a person."""
+        server = (await self._finder.find()).server
+        return LoginDestination(server.issuer, server.authorization_endpoint)
+
+    def _choose_mark(self, server: ServerMetadata) -> str:
+        """Chooses the mark of the redirect URI: that of the issuer, or none for a client that the
+        operator has registered with the plain one. Raises `Declined` where the plain one could
+        bring the code of another authorization server."""
+        mark = mark_issuer(server.issuer)
+        if not self._settings.client_id or self._settings.callback == "issuer":
+            return mark
+        origin = get_origin(server.authorization_endpoint)
+        own = (get_origin(server.issuer), get_origin(server.token_endpoint))
+        if server.sends_issuer or origin in own:
+            return ""
+        raise Declined(
+            f'no login is made for "{self._name}": its authorization server '
+            f'"{render_origin(server.issuer)}" sends people to '
+            f'"{render_origin(server.authorization_endpoint)}", and the answer would not say '
+            f"whose it is. Register the redirect URI {self._redirect_uri(mark)} there and "
+            'set callback = "issuer" in its oauth settings. See: dragoman docs oauth'
+        )
+
+    async def _find_client(
+        self, found: Discovered, mark: str, scopes: tuple[str, ...]
+    ) -> ClientIdentity:
+        return await self._registration.find_client(
+            found, self._redirect_uri(mark), self._document_url(mark), scopes
+        )
+
+    async def finish(self, state: str, query: Mapping[str, str], mark: str) -> Grant:
+        """Ends it with the query of the redirect, which has come to the redirect URI with `mark`.
+        Raises `InvalidInput` for an unknown, used or expired `state`, `Declined` if consent was
+        denied, `BadReply` for anything suspicious."""
         pending = self._logins.take(state)
         server = pending.server
+        if mark != pending.mark:
+            raise BadReply(
+                f'the login for "{self._name}" was refused: its answer came to the redirect URI of '
+                "another authorization server; no code was sent. Start the login again"
+            )
         if query.get("state") != state:
             raise InvalidInput("the redirect has another state; start the login again")
         self._check_response_issuer(server, query.get("iss"))
@@ -189,9 +226,7 @@ class LoginFlows:
                 "browser"
             )
         wanted = self._collect_scopes(holder, found, scopes)
-        client = await self._registration.find_client(
-            found, self._redirect_uri(), self._document_url(), wanted
-        )
+        client = await self._find_client(found, mark_issuer(server.issuer), wanted)
         form = {"client_id": client.client_id, "resource": found.resource.resource}
         if wanted:
             form["scope"] = " ".join(wanted)

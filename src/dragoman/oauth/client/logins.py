@@ -26,6 +26,8 @@ class PendingLogin(Struct, frozen=True):
     resource: str
     scopes: tuple[str, ...]
     redirect_uri: str
+    mark: str
+    """The end of the redirect URI, which tells the issuer; empty for the plain one."""
     verifier: str
     expires_at: float
 

@@ -8,6 +8,7 @@ from typing import Literal
 from msgspec import Struct
 
 from dragoman.core.secret_rules import SecretUse
+from dragoman.oauth.client.urls import get_origin, render_base
 
 SHARED = "shared"
 """The holder of the credential that all callers share. Other holders are keys of principals."""
@@ -46,6 +47,29 @@ class LoginRequest(Struct, frozen=True):
 
     def __repr__(self) -> str:
         return f"<LoginRequest at {self.issuer}>"
+
+
+class LoginDestination(Struct, frozen=True):
+    """Where a person is sent to log in."""
+
+    issuer: str
+    authorization_endpoint: str
+
+    @property
+    def issuer_base(self) -> str:
+        return render_base(self.issuer)
+
+    @property
+    def base(self) -> str:
+        return render_base(self.authorization_endpoint)
+
+    def is_reached_by(self, url: str) -> bool:
+        return get_origin(url) == get_origin(self.authorization_endpoint)
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether it is another origin than the issuer's."""
+        return not self.is_reached_by(self.issuer)
 
 
 class DeviceLogin(Struct, frozen=True):

@@ -95,8 +95,8 @@ class ClientRegistration:
             raise Declined(
                 f'"{self._name}" needs a client id: the authorization server '
                 f'"{render_origin(server.issuer)}" registers no clients by itself. Register the '
-                f"hub there, with the redirect URI {redirect_uri}, and set client_id in its "
-                "oauth settings. See: dragoman docs oauth"
+                f"hub there, with the redirect URI {redirect_uri}, and set client_id and "
+                'callback = "issuer" in its oauth settings. See: dragoman docs oauth'
             )
         async with self._lock:
             kept = self._load(server.issuer)
@@ -173,7 +173,7 @@ class ClientRegistration:
             raise Declined(
                 f'the authorization server "{origin}" did not register the hub as a client of '
                 f'"{self._name}" ({error}). Register it there with the redirect URI '
-                f"{redirect_uri} and set client_id in its oauth settings"
+                f'{redirect_uri} and set client_id and callback = "issuer" in its oauth settings'
             ) from None
         id: Any = answer.get("client_id")
         secret: Any = answer.get("client_secret")

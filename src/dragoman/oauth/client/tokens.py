@@ -47,6 +47,7 @@ from dragoman.oauth.client.records import (
     DeviceLogin,
     ForgottenLogin,
     Grant,
+    LoginDestination,
     LoginRequest,
     ResolveSecret,
 )
@@ -108,7 +109,7 @@ class _Slot:
         self.retry_at = 0.0
         self.backoff = Backoff(limits.retry_first, limits.retry_longest)
         self.forced_at = float("-inf")
-        """When the token replaced a rejected one."""
+        """When the token replaced a rejected one, until the server has accepted it."""
         self.blocked_until = 0.0
         """The server rejects what the authorization server issues."""
         self.generation = 0
@@ -133,8 +134,8 @@ class TokenManager:
         http: HttpClient,
         store: CredentialStore,
         resolve_secret: ResolveSecret,
-        redirect_uri: Callable[[], str],
-        client_metadata_url: Callable[[], str],
+        redirect_uri: Callable[[str], str],
+        client_metadata_url: Callable[[str], str],
         name: str,
         *,
         notify: Notify | None = None,
@@ -143,8 +144,9 @@ class TokenManager:
     ) -> None:
         """`http` must not follow redirects, and reaches no address that the server itself may not
         have: `OutboundHttp.open_configured(url, allow_private=..., follow=False)`. `redirect_uri`
-        and `client_metadata_url` are asked at each login, since the port of a hub is known after
-        its start; the latter is empty unless the hub has a public https URL. Raises `ConfigError`
+        and `client_metadata_url` get the mark of an issuer, and are asked at each login, since the
+        port of a hub is known after its start; the latter is empty unless the hub has a public
+        https URL. Raises `ConfigError`
         for a server that tokens would reach unencrypted."""
         try:
             check_url(resource_url.partition("#")[0], "the URL", allow_loopback=True)
@@ -206,6 +208,12 @@ class TokenManager:
         if not self._can_renew(slot):
             raise self._build_error(slot)
         return await self._renew(slot, None)
+
+    def note_accepted(self, holder: str, token: AccessToken) -> None:
+        """The server has accepted a token: if it rejects that one later, another one may help."""
+        slot = self._slots.get(holder)
+        if slot is not None and slot.token is token:
+            slot.forced_at = float("-inf")
 
     async def note_rejected(
         self, holder: str, token: AccessToken | None, www_authenticate: str
@@ -465,10 +473,16 @@ class TokenManager:
         self._check_interactive()
         return await self._flows.begin(holder, scopes)
 
-    async def finish_login(self, state: str, query: Mapping[str, str]) -> Grant:
-        """Ends it with the query of the redirect. Raises `InvalidInput` for an unknown, used or
-        expired `state`, `Declined` if consent was denied, `BadReply` for anything suspicious."""
-        return await self._flows.finish(state, query)
+    async def find_destination(self) -> LoginDestination:
+        """Finds where `begin_login` would send a person."""
+        self._check_interactive()
+        return await self._flows.find_destination()
+
+    async def finish_login(self, state: str, query: Mapping[str, str], mark: str) -> Grant:
+        """Ends it with the query of the redirect, which has come to the redirect URI with `mark`.
+        Raises `InvalidInput` for an unknown, used or expired `state`, `Declined` if consent was
+        denied, `BadReply` for anything suspicious."""
+        return await self._flows.finish(state, query, mark)
 
     async def begin_device_login(self, holder: str, scopes: tuple[str, ...] = ()) -> DeviceLogin:
         """Starts a device flow (RFC 8628)."""

@@ -6,6 +6,7 @@ The HTTP client checks the addresses behind the names.
 
 from __future__ import annotations
 
+import hashlib
 from ipaddress import ip_address
 from urllib.parse import urlsplit, urlunsplit
 
@@ -13,6 +14,7 @@ from dragoman.core.errors import BadReply
 from dragoman.core.urls import render_origin
 
 MAX_LENGTH = 2048
+MARK_LENGTH = 32
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _PORTS = {"http": 80, "https": 443}
 
@@ -105,6 +107,16 @@ def insert_well_known(url: str, name: str) -> str:
     parts = urlsplit(url)
     path = parts.path.rstrip("/")
     return urlunsplit((parts.scheme, parts.netloc, f"/.well-known/{name}{path}", "", ""))
+
+
+def mark_issuer(issuer: str) -> str:
+    """Builds the part of a redirect URI that tells one issuer from all others: a code that arrives
+    at the redirect URI of another issuer is sent nowhere (RFC 9700, section 4.4.2.2)."""
+    return hashlib.sha256(issuer.encode()).hexdigest()[:MARK_LENGTH]
+
+
+def is_mark(text: str) -> bool:
+    return len(text) == MARK_LENGTH and not text.strip("0123456789abcdef")
 
 
 def add_query(url: str, query: str) -> str:

@@ -52,8 +52,8 @@ class OAuthServices:
     has_store: Callable[[], bool]
     """Whether any credential was ever stored."""
     resolve_secret: ResolveSecret
-    redirect_uri: Callable[[], str]
-    client_metadata_url: Callable[[], str]
+    redirect_uri: Callable[[str], str]
+    client_metadata_url: Callable[[str], str]
     mark: str = ""
     """How the ids of logins begin, where there are several hubs."""
 

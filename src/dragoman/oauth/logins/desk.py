@@ -22,6 +22,7 @@ from dragoman.core.bus import Bus
 from dragoman.core.call import Call
 from dragoman.core.cluster import SINGLE_HUB, Ownership, find_mark
 from dragoman.core.errors import (
+    BadReply,
     Denied,
     HubError,
     InvalidInput,
@@ -44,7 +45,7 @@ from dragoman.core.principal import USER, Principal
 from dragoman.oauth.logins.accounts import LoginAccount
 
 if TYPE_CHECKING:
-    from dragoman.oauth.client.records import CredentialStatus
+    from dragoman.oauth.client.records import CredentialStatus, LoginDestination
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +85,8 @@ class Login:
     """What the form of the page brings back."""
     cookie: str = field(default_factory=lambda: token_urlsafe(24))
     """What the browser that has started it brings back."""
+    destination: LoginDestination | None = None
+    """Where the page has said that the person will be sent."""
 
     @property
     def is_open(self) -> bool:
@@ -253,6 +256,11 @@ class HubLoginDesk:
 
     # --- the flow in the browser -----------------------------------------------------------------
 
+    async def find_destination(self, login: Login) -> LoginDestination:
+        """Finds where the person will be sent, for the page; `start` sends nowhere else."""
+        login.destination = await login.account.tokens.find_destination()
+        return login.destination
+
     async def start(self, login: Login, token: str) -> tuple[str, str]:
         """Starts the login of a person who has confirmed the page; valid once. Returns the URL of
         the authorization server and the `state`."""
@@ -261,6 +269,11 @@ class HubLoginDesk:
         login.state = STARTED
         try:
             request = await login.account.tokens.begin_login(login.holder, login.scopes)
+            if login.destination is None or not login.destination.is_reached_by(request.url):
+                raise BadReply(
+                    f"{login.account.label} has changed where people log in since the page was "
+                    "opened; ask for another link"
+                )
         except HubError as error:
             self._fail(login, str(error))
             raise
@@ -273,11 +286,12 @@ class HubLoginDesk:
             self._ownership.check(find_mark(state))
         return login if login is not None and login.state == STARTED else None
 
-    async def finish(self, login: Login, state: str, query: Mapping[str, str]) -> None:
-        """Ends a login with what the authorization server has sent. Raises why it failed."""
+    async def finish(self, login: Login, state: str, query: Mapping[str, str], mark: str) -> None:
+        """Ends a login with what the authorization server has sent to the redirect URI with
+        `mark`. Raises why it failed."""
         self._states.pop(state, None)
         try:
-            grant = await login.account.tokens.finish_login(state, query)
+            grant = await login.account.tokens.finish_login(state, query, mark)
         except HubError as error:
             self._fail(login, str(error))
             raise

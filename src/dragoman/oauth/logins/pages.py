@@ -1,4 +1,5 @@
-"""The pages of logins: `/oauth/connect/ID`, `/oauth/callback` and `/oauth/client.json`.
+"""The pages of logins: `/oauth/connect/ID`, `/oauth/callback` and `/oauth/client.json`. The
+latter two exist for each issuer as well, with the mark of the issuer below them.
 
 A page says where, for whom and with which scopes a person is about to log in, and needs a click.
 The click sets a cookie for the browser; the redirect of the authorization server is accepted from
@@ -13,6 +14,7 @@ import hashlib
 import hmac
 from collections.abc import Callable, Mapping
 from html import escape
+from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
 from dragoman.core.background import Work
@@ -20,9 +22,13 @@ from dragoman.core.errors import HubError, InvalidInput
 from dragoman.core.holders import render_holder
 from dragoman.core.principal import Principal
 from dragoman.core.urls import parse_query, render_origin
+from dragoman.oauth.client.urls import is_mark
 from dragoman.oauth.logins.desk import DONE, HubLoginDesk, Login
 from dragoman.wire.http import HttpRequest
 from dragoman.wire.json import encode
+
+if TYPE_CHECKING:
+    from dragoman.oauth.client.records import LoginDestination
 
 CONNECT, CALLBACK, CLIENT = "/oauth/connect", "/oauth/callback", "/oauth/client.json"
 MAX_QUERY = 16 * 1024
@@ -64,7 +70,7 @@ class LoginPages:
     def __init__(
         self,
         desk: HubLoginDesk,
-        build_client_document: Callable[[], Mapping[str, object]],
+        build_client_document: Callable[[str], Mapping[str, object]],
         find_browser_user: FindBrowserUser = lambda request: None,
         find_sign_in: FindSignIn = lambda principal, path: None,
     ) -> None:
@@ -76,19 +82,19 @@ class LoginPages:
     def serve(self, request: HttpRequest, principal: Principal | None) -> Work[None] | None:
         """Serves all paths of this module; none needs a key: a link is its own proof."""
         path = request.path
-        if path == CLIENT and request.method in ("GET", "HEAD"):
-            self._serve_client(request)
+        if (mark := _find_mark(path, CLIENT)) is not None and request.method in ("GET", "HEAD"):
+            self._serve_client(request, mark)
             return None
-        if path == CALLBACK and request.method == "GET":
-            return self._serve_callback(request)
+        if (mark := _find_mark(path, CALLBACK)) is not None and request.method == "GET":
+            return self._serve_callback(request, mark)
         if path.startswith(f"{CONNECT}/") and request.method in ("GET", "POST"):
             return self._serve_connect(request, path.removeprefix(f"{CONNECT}/"))
         _reply(request, 404, "Not found", "There is no such page.")
         return None
 
-    def _serve_client(self, request: HttpRequest) -> None:
+    def _serve_client(self, request: HttpRequest, mark: str) -> None:
         headers = [(b"content-type", b"application/json"), (b"cache-control", b"max-age=300")]
-        request.reply(200, headers, encode(self._build_client_document()))
+        request.reply(200, headers, encode(self._build_client_document(mark)))
 
     # --- the link --------------------------------------------------------------------------------
 
@@ -99,10 +105,17 @@ class LoginPages:
         elif (refuse := self._check_user(request, login)) is not None:
             refuse()
         elif request.method == "GET":
-            _reply_question(request, login)
+            return self._ask(request, login)
         else:
             return self._start(request, login)
         return None
+
+    async def _ask(self, request: HttpRequest, login: Login) -> None:
+        try:
+            destination = await self._desk.find_destination(login)
+        except HubError as error:
+            return _reply(request, 502, "The login could not be started", str(error))
+        return _reply_question(request, login, destination)
 
     def _check_user(self, request: HttpRequest, login: Login) -> Callable[[], None] | None:
         """Returns what answers a browser whose user is not the one who has to log in. A principal
@@ -152,7 +165,7 @@ class LoginPages:
 
     # --- the redirect ----------------------------------------------------------------------------
 
-    async def _serve_callback(self, request: HttpRequest) -> None:
+    async def _serve_callback(self, request: HttpRequest, mark: str) -> None:
         query = _parse_query(request)
         state = query.get("state", "")
         login = self._desk.find_started(state) if state else None
@@ -173,7 +186,7 @@ class LoginPages:
                 "Open the link of the hub in this browser, and log in again.",
             )
         try:
-            await self._desk.finish(login, state, query)
+            await self._desk.finish(login, state, query, mark)
         except HubError as error:
             return _reply(request, 400, "The login has failed", str(error))
         return _reply_done(request, login)
@@ -182,16 +195,24 @@ class LoginPages:
 # --- HTML ----------------------------------------------------------------------------------------
 
 
-def _reply_question(request: HttpRequest, login: Login) -> None:
+def _reply_question(request: HttpRequest, login: Login, destination: LoginDestination) -> None:
     account = login.account
+    issuer, login_at = destination.issuer_base, destination.base
     asked = " ".join(login.scopes) or "what the server asks for"
     rows = (
         (f"The {account.spec.kind}", account.name),
         ("At", render_origin(account.spec.url)),
+        ("You log in at", login_at),
         ("Permissions", asked),
         ("For", render_holder(login.holder)),
     )
     listed = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in rows)
+    warning = (
+        f"Take care: the authorization server of this {account.spec.kind} is {issuer}, but sends "
+        f"you to {login_at}. Continue only if you know that both belong together: otherwise a "
+        f"login at {login_at} may be used by {issuer}."
+    )
+    warned = f"<p><strong>{escape(warning)}</strong></p>" if destination.is_foreign else ""
     action = f"{CONNECT}/{quote(login.id)}?token={quote(login.token)}"
     _reply(
         request,
@@ -199,7 +220,7 @@ def _reply_question(request: HttpRequest, login: Login) -> None:
         f"Log in to {account.name}",
         f"Dragoman needs your consent to use this {account.spec.kind}. Continue only if you have "
         f"just asked for it: the login will be used for {render_holder(login.holder)}.",
-        f'<dl>{listed}</dl><form method="post" action="{escape(action, quote=True)}">'
+        f'<dl>{listed}</dl>{warned}<form method="post" action="{escape(action, quote=True)}">'
         "<button>Continue</button></form>",
     )
 
@@ -239,6 +260,15 @@ def _reply(request: HttpRequest, status: int, title: str, text: str, more: str =
 
 
 # --- requests ------------------------------------------------------------------------------------
+
+
+def _find_mark(path: str, page: str) -> str | None:
+    """Finds the mark of an issuer below the path of a page, empty if there is none; None for other
+    paths."""
+    if path == page:
+        return ""
+    mark = path.removeprefix(f"{page}/")
+    return mark if mark != path and is_mark(mark) else None
 
 
 def _parse_query(request: HttpRequest) -> dict[str, str]:

@@ -5,7 +5,6 @@ Each reads a bounded number of records. They block: run them in a thread.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing
@@ -15,7 +14,7 @@ from typing import Any, Protocol
 
 from dragoman.core.audit_queries import SHADOW, RecordQuery
 from dragoman.core.logs import render_time
-from dragoman.stores.audit.reader import AuditReader, AuditRecord, MayMatch
+from dragoman.stores.audit.reader import AuditReader, AuditRecord, MayMatch, build_needles
 
 MAX_READ = 50_000
 """Records that one search reads."""
@@ -176,11 +175,7 @@ class _Matcher:
     def __init__(self, wanted: RecordQuery) -> None:
         self._wanted = wanted
         exact = {"verb": wanted.verb, "caller": wanted.caller, "org": wanted.org}
-        self._needles = [
-            f'"{name}":{json.dumps(value, ensure_ascii=False)}'.encode()
-            for name, value in exact.items()
-            if value
-        ]
+        self._needles = build_needles({name: value for name, value in exact.items() if value})
         if wanted.trace:
             self._needles.append(f'"trace":"{wanted.trace}'.encode())
         self._text = wanted.text.casefold()

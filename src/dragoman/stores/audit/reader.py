@@ -6,6 +6,7 @@ A record is an intent joined with its outcome. Does not verify the chain: see `v
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -77,12 +78,19 @@ class AuditReader:
         trace: str | None = None,
     ) -> list[AuditRecord]:
         """Lists up to `limit` records, newest first, before the record with the number `before`."""
-        wanted = {"verb": verb, "caller": caller, "trace": trace}
-        wanted = {name: value for name, value in wanted.items() if value is not None}
+        members = {"verb": verb, "caller": caller, "trace": trace}
+        wanted = {name: value for name, value in members.items() if value is not None}
         found: list[AuditRecord] = []
-        for record in self._iterate_newest_first(before, None):
-            if isinstance(record, int) or len(found) >= limit:
+        needles = build_needles(wanted)
+
+        def may_match(intent: bytes, conclusion: bytes) -> bool:
+            return all(needle in intent for needle in needles)
+
+        for record in self._iterate_newest_first(before, may_match if needles else None):
+            if len(found) >= limit:
                 break
+            if isinstance(record, int):
+                continue
             if outcome is not None and record.outcome != outcome:
                 continue
             if all(record.intent.get(name) == value for name, value in wanted.items()):
@@ -198,6 +206,15 @@ class AuditReader:
 
     def _build_break(self, seq: int, at: float, body: bytes) -> AuditRecord:
         return AuditRecord(seq, seq, at, {}, BREAK, decode_body(body))
+
+
+def build_needles(members: Mapping[str, str]) -> list[bytes]:
+    """Returns what the text of every intent with these members contains: a search need not decode
+    the others."""
+    return [
+        f'"{name}":{json.dumps(value, ensure_ascii=False)}'.encode()
+        for name, value in members.items()
+    ]
 
 
 def decode_body(body: bytes) -> Mapping[str, Any]:

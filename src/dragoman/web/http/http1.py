@@ -18,8 +18,8 @@ import httptools
 
 from dragoman.core.access import WhyEnded
 from dragoman.core.background import Work, resolve, start_task
+from dragoman.core.body_budget import BodyBudget
 from dragoman.core.principal import Principal
-from dragoman.web.http.body_budget import BodyBudget
 from dragoman.web.http.connection_limits import BODY_BYTES, ConnectionLimits
 from dragoman.web.http.request import STATUS, ServerRequest
 from dragoman.wire.json import MAX_TOKENS, count_tokens

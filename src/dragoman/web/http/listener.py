@@ -10,7 +10,7 @@ from typing import Any
 
 from dragoman.core.access import WhyEnded
 from dragoman.core.background import Background, Work
-from dragoman.web.http.body_budget import BodyBudget
+from dragoman.core.body_budget import BodyBudget
 from dragoman.web.http.connection_limits import BODY_BYTES, MAX_CONNECTIONS, ConnectionLimits
 from dragoman.web.http.http1 import (
     BUDGET_BYTES,

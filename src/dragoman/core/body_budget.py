@@ -1,5 +1,6 @@
-"""Limits the bytes of request bodies in memory, in all and for each principal, and how fast large
-bodies of one principal are read. Knows no sockets."""
+"""Limits the bytes of large bodies in memory, in all and for each principal, and how fast large
+bodies of one principal are read: one budget for requests, one for the answers of servers and
+agents. Knows no sockets."""
 
 from __future__ import annotations
 
@@ -24,9 +25,14 @@ class BodyWaiter(Protocol):
 
 class BodyBudget:
     """The whole size of a body is reserved before it is read, so every body that was begun can be
-    read to its end. A principal has at most half of the budget; requests that do not fit wait."""
+    read to its end. A principal has at most half of the budget; bodies that do not fit wait."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(
+        self, limit: int, max_waiting: int | None = None, max_waiting_each: int | None = None
+    ) -> None:
+        """At most `max_waiting` bodies wait at once, `max_waiting_each` of one principal."""
+        self._max_waiting = MAX_WAITING if max_waiting is None else max_waiting
+        self._max_each = MAX_WAITING_EACH if max_waiting_each is None else max_waiting_each
         self.limit = limit
         self.share = limit // 2
         self.held = 0
@@ -49,7 +55,7 @@ class BodyBudget:
     def wait(self, owner: Hashable, size: int, waiter: BodyWaiter) -> bool:
         """Reserves the bytes when it is their turn; False if too many requests wait already."""
         queue = self._waiting.get(owner)
-        if self._count >= MAX_WAITING or (queue and len(queue) >= MAX_WAITING_EACH):
+        if self._count >= self._max_waiting or (queue and len(queue) >= self._max_each):
             return False
         if queue is None:
             queue = self._waiting[owner] = deque()

@@ -1,0 +1,136 @@
+"""Many servers that connect at once: in one turn of the event loop a single server is parsed or
+published, so that calls and health checks have turns between them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, cast
+
+import pytest
+
+from dragoman.core.bus import Bus
+from dragoman.core.catalog import KindReview, ReviewResult, admit_all, build_catalogs
+from dragoman.core.name_claims import NameClaims
+from dragoman.core.tool import PROMPT, TOOL, Tool
+from dragoman.guards.validate import compile_schema
+from dragoman.mcp.client.session import SessionSpec, UpstreamSession
+from dragoman.mcp.client.upstream import Upstream
+from dragoman.mcp.config import HttpTransport, ServerEntry
+from dragoman.mcp.protocol.revisions import R2511
+
+SERVERS = 12
+TOOLS = [{"name": f"t{i}", "inputSchema": {"type": "object"}} for i in range(20)]
+
+
+class Wire:
+    sends_headers = False
+
+    def __init__(self) -> None:
+        self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+
+class ListingSession:
+    """The session of a server that has tools and a prompt."""
+
+    modern, revision, server_info = False, R2511, {"name": "x"}
+    features: dict[str, Any] = {"tools": {}, "prompts": {}}
+    instructions = ""
+
+    def __init__(self) -> None:
+        self.wire = Wire()
+        self.ttls: dict[str, float] = {}
+
+    def build_meta(self, features: Mapping[str, Any], log_level: str | None) -> Mapping[str, Any]:
+        return {}
+
+    async def list_entries(self, method: str, member: str, timeout: float, meta: Any) -> list[Any]:
+        lists: dict[str, list[Any]] = {"tools/list": TOOLS, "prompts/list": [{"name": "p"}]}
+        return lists.get(method, [])
+
+    async def close(self) -> None:
+        pass
+
+
+class Turns:
+    """Counts the turns of the event loop, and notes who worked in each."""
+
+    def __init__(self) -> None:
+        self.servers: dict[int, set[str]] = defaultdict(set)
+        """The servers that were parsed or published, by turn."""
+        self._number = 0
+        self._loop = asyncio.get_running_loop()
+        self._count()
+
+    def _count(self) -> None:
+        self._number += 1
+        self._next = self._loop.call_soon(self._count)
+
+    def stop(self) -> None:
+        self._next.cancel()
+
+    def compile(self, server: str, schema: Any) -> Any:
+        self.servers[self._number].add(server)
+        return compile_schema(schema)
+
+    def review(self, target: str, tools: Sequence[Tool], kind: str) -> ReviewResult:
+        if tools:
+            self.servers[self._number].add(target)
+        return admit_all(target, tools, kind)
+
+
+@pytest.mark.promise("B5")
+async def test_one_server_is_published_at_a_time() -> None:
+    turns, open_all = Turns(), asyncio.Event()
+    review: KindReview = turns.review
+    catalogs = build_catalogs(review, NameClaims())
+
+    async def connect(upstream: Upstream, seconds: float, spec: SessionSpec) -> UpstreamSession:
+        await open_all.wait()
+        return cast(UpstreamSession, ListingSession())
+
+    upstreams = [
+        Upstream(
+            ServerEntry(name=name, transport=HttpTransport(url="http://x.example/mcp")),
+            connect,
+            catalogs,
+            Bus(),
+            partial(turns.compile, name),
+        )
+        for name in (f"s{i}" for i in range(SERVERS))
+    ]
+    for upstream in upstreams:
+        upstream.start()
+    async with asyncio.timeout(60):
+        await asyncio.sleep(0)
+        open_all.set()
+        await asyncio.gather(*(upstream.connection.wait_settled() for upstream in upstreams))
+    turns.stop()
+
+    assert [upstream.connection.state for upstream in upstreams] == ["connected"] * SERVERS
+    assert len(catalogs[TOOL]) == SERVERS * len(TOOLS)
+    assert len(catalogs[PROMPT]) == SERVERS
+    assert set.union(*turns.servers.values()) == {upstream.name for upstream in upstreams}
+    assert max(len(servers) for servers in turns.servers.values()) == 1
+    await asyncio.gather(*(upstream.stop() for upstream in upstreams))
+
+
+@pytest.mark.promise("B5")
+async def test_server_that_is_stopped_while_it_waits_publishes_nothing() -> None:
+    catalogs = build_catalogs(admit_all, NameClaims())
+    opened = asyncio.Event()
+
+    async def connect(upstream: Upstream, seconds: float, spec: SessionSpec) -> UpstreamSession:
+        opened.set()
+        return cast(UpstreamSession, ListingSession())
+
+    entry = ServerEntry(name="s", transport=HttpTransport(url="http://x.example/mcp"))
+    upstream = Upstream(entry, connect, catalogs, Bus(), compile_schema)
+    async with asyncio.timeout(60), catalogs[TOOL].publishing:
+        upstream.start()
+        await opened.wait()
+        await upstream.stop()
+    assert len(catalogs[TOOL]) == 0
