@@ -235,13 +235,16 @@ async def test_failed_call_labels_its_chain_and_a_refused_one_does_not() -> None
             try:
                 await rig.call_nested(name, {}, trace)
             except (WorkFailed, Refused) as error:
-                seen.append(type(error))
+                seen.append((name, type(error)))
         return Result()
 
-    seen: list[type] = []
+    seen: list[tuple[str, type]] = []
     rig.agent._run = run
     await rig.call("agent.message")
-    assert seen == [WorkFailed, Tainted]  # the refused shell has returned no secret
+    assert seen == [
+        ("web.fetch", WorkFailed),
+        ("shell.run", Tainted),
+    ]  # the refused shell has returned no secret
 
 
 async def test_a_target_that_calls_back_speaks_with_its_own_labels() -> None:
