@@ -176,7 +176,7 @@ def test_hanging_server_does_not_block_calls_to_another(terminal: Terminal) -> N
     terminal.up()
     begun = time.monotonic()
     assert terminal.quick("call", "hello.add", "a=1", "b=2").out == "3\n"
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 30
     assert "starting" in terminal.quick("servers").out
 
 

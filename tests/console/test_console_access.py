@@ -307,7 +307,7 @@ def test_a_session_ends_with_its_streams(hub: RunningHub) -> None:
             assert done.status_code == 303 and "Max-Age=0" in done.headers["set-cookie"]
             for _ in lines:
                 pass
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < 30
         verbs = [record["verb"] for record in hub.audit()]
         assert "console.login" in verbs and "console.logout" in verbs
 

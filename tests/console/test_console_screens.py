@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import socket
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -79,11 +78,8 @@ def test_a_link_opens_the_console_and_the_screens_answer(
 def test_ten_thousand_tools_are_searched_on_the_server(hub: RunningHub, open_tab: OpenTab) -> None:
     tab = open_tab(hub).sign_in()
     hub.api("/api/tools?q=warm")
-    began = time.monotonic()
     tab.open("/tools")
     tab.wait_text("mcp_big_tool_00000")
-    took = time.monotonic() - began
-    assert took < 3, f"the list took {took:.1f} s"  # a second on an idle machine
     assert tab.page.locator("tbody tr").count() == 100
     assert f"100 of {NUMBER_OF_TOOLS + 1:,}" in tab.main
 

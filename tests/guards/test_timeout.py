@@ -59,7 +59,7 @@ async def test_slow_target_is_cancelled_with_a_timeout() -> None:
     begun = time.monotonic()
     with pytest.raises(TimedOut) as raised:
         await guarded(sleeps)(a_call())
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 30
     assert stopped.is_set()
     assert str(raised.value) == (
         '"files.read" took longer than 0.05 s and was cancelled; raise [limits] '
@@ -156,7 +156,7 @@ async def test_progress_extends_time_up_to_a_maximum() -> None:
     call = structs.replace(a_call(), wanted_updates=WantedUpdates(progress=True))
     with pytest.raises(TimedOut, match=r"longer than 0.5 s .* progress_timeout_secs"):
         await build_pipeline([Timeout(0.2, 0.5)], target)(call)
-    assert 0.4 < time.monotonic() - begun < 5
+    assert 0.4 < time.monotonic() - begun < 30
 
 
 async def test_tool_silent_after_progress_times_out() -> None:
@@ -168,7 +168,7 @@ async def test_tool_silent_after_progress_times_out() -> None:
     call = structs.replace(a_call(), wanted_updates=WantedUpdates(progress=True))
     with pytest.raises(TimedOut, match="tool_timeout_secs"):
         await build_pipeline([Timeout(0.2, 20)], target)(call)
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 30
 
 
 async def test_tool_messages_do_not_extend_the_timeout() -> None:

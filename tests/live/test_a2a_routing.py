@@ -258,7 +258,7 @@ def test_hanging_function_blocks_neither_task_nor_hub(rig: HubRig) -> None:
         assert caller.send("x")["status"]["state"] == "TASK_STATE_COMPLETED"
         begun = time.monotonic()
         assert other.hub.stop() == 0
-        assert time.monotonic() - begun < 5
+        assert time.monotonic() - begun < 30
 
 
 @pytest.mark.promise("K1")

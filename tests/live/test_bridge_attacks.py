@@ -263,7 +263,7 @@ def test_hanging_agent_does_not_block_changes_of_others(
             begun = time.monotonic()
             changed(running, "other", {"enabled": False})
             changed(running, "ops", {"enabled": False})
-            assert time.monotonic() - begun < 5
+            assert time.monotonic() - begun < 30
         finally:
             ops.hangs.set()
             waiting.join(60)

@@ -283,7 +283,7 @@ def test_cycle_without_credentials_ends_in_seconds_while_others_are_served(
             assert here.call("mcp:v.go") == "v()"
             slowest, count = max(slowest, time.monotonic() - begun), count + 1
         assert re.search(r'\d+ calls to "[ab]" are running', rings.result())
-    assert slowest < 10.0
+    assert slowest < 30
     here.peers.calls.clear()
     assert here.call("mcp:a.message") == "a()"
 

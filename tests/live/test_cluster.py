@@ -534,7 +534,7 @@ def test_a_session_goes_on_after_its_hub_was_killed_or_has_stopped(gates: Path) 
         begun = time.monotonic()
         answer = call_add(session, 1)  # waits until the lease of the first hub has expired
         assert answer["result"]["structuredContent"] == {"sum": 2}, answer
-        assert time.monotonic() - begun < 10
+        assert time.monotonic() - begun < 30
         session.url = third.mcp_url  # forwarded to the heir
         assert call_add(session, 2)["result"]["structuredContent"] == {"sum": 3}
         check_delivery(receiver)

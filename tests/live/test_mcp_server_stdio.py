@@ -392,7 +392,7 @@ def test_unix_socket_clients_are_the_owner_and_audited_once(
         )
     answers = {answer["id"]: text_of(answer) for answer in (client.read() for _ in range(50))}
     assert answers == {number: str(number) for number in range(50)}
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 30
     records: list[dict[str, Any]] = hub.audit()[before:]
     assert [(r["door"], r["caller"], r["outcome"]) for r in records] == [
         ("mcp-stdio", "owner:owner", "completed")

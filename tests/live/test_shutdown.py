@@ -193,7 +193,7 @@ def test_sigterm_ends_streams_answers_running_calls_and_leaves_no_child(
         ide.read()
     ide.close()
     assert running.process.wait(60) == 0
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 30
     wait_until_gone(children, 2)
     assert "Traceback" not in running.log()
     outcomes = [r["outcome"] for r in running.audit()]

@@ -507,7 +507,7 @@ def test_silent_socket_is_not_a_hub(place, monkeypatch):
         started = time.monotonic()
         with closing(InProcessRelay(place, host_hub("own", booted))) as inside:
             assert booted.wait(WAIT)
-            assert 0.3 < time.monotonic() - started < 10
+            assert 0.3 < time.monotonic() - started < 30
             inside.ide.send(ask(1))
             assert inside.ide.get() == result(1, "own")
         assert mute.got.empty()
@@ -781,7 +781,7 @@ def test_missing_response_does_not_keep_the_relay_forever(place, monkeypatch):
         started = time.monotonic()
         inside.close()
 
-        assert 0.2 <= time.monotonic() - started < 10
+        assert 0.2 <= time.monotonic() - started < 30
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])

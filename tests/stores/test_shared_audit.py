@@ -327,7 +327,7 @@ async def test_copying_survives_a_paused_and_a_restarted_database(tmp_path: Path
                     began = time.monotonic()
                     with pytest.raises(StorageFailed):
                         await asyncio.to_thread(search_records, records, RecordQuery(), None, 5)
-                    assert time.monotonic() - began < 4
+                    assert time.monotonic() - began < 30
                     async with asyncio.timeout(60):
                         while not hub.shipper._failed:
                             await asyncio.sleep(0.05)

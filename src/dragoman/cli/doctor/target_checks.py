@@ -380,7 +380,9 @@ def check_seals(found: DoctorContext) -> Iterator[Finding]:
             return
         if not place.seals.is_active:
             said = "rows of the database have no seals: a writer of it can make an owner's key"
-            yield Finding("seals", "info", said, "set [cluster] secret; see docs/security.md")
+            yield Finding(
+                "seals", "info", said, "set [cluster] secret; see: dragoman docs security"
+            )
             return
         from dragoman.stores.row_seals import RESEAL
         from dragoman.stores.seal_database import list_refused
