@@ -380,9 +380,8 @@ def check_seals(found: DoctorContext) -> Iterator[Finding]:
             return
         if not place.seals.is_active:
             said = "rows of the database have no seals: a writer of it can make an owner's key"
-            yield Finding(
-                "seals", "info", said, "set [cluster] secret; see: dragoman docs security"
-            )
+            fix = "set [cluster] secret; see: dragoman docs security"
+            yield Finding("seals", "info", said, fix)
             return
         from dragoman.stores.row_seals import RESEAL
         from dragoman.stores.seal_database import list_refused
