@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 
 import psycopg
 
-from faults.chaos_loads import BROKEN, Approvals, Client, Crowd, Messages, Registrations
+from faults.chaos_loads import Approvals, Client, Crowd, Messages, Registrations
 from faults.chaos_rig import ChaosRig, Place, run_chaos_rig
+from faults.cluster_loads import BROKEN
 from faults.harness import Outcome, until
 from faults.hub_logs import judge_logs
 from faults.links import CUT, DELAY, HANG, PASS, Link

@@ -19,12 +19,11 @@ from tests.live.a2a_hub import GET, SEND, V10
 from tests.peers import wire
 
 from faults.chaos_rig import ANSWER_SECONDS, HEADERS, STEPS, TICKS, ChaosRig, Place, choose_place
+from faults.cluster_loads import BROKEN
 from faults.harness import Outcome, until
 from faults.ledger import count_effects, read_effects
 
 T = TypeVar("T")
-BROKEN = (OSError, EOFError, ValueError, AssertionError, KeyError, TypeError, IndexError)
-"""How a request fails that is refused, or whose hub is gone."""
 SETTLE_SECONDS = 60.0
 READERS = 6
 LONG_SECONDS = 4.0

@@ -6,6 +6,7 @@ request do so with an idempotency key; the others do not, and count what broke.
 
 from __future__ import annotations
 
+import http.client
 import json
 import threading
 import time
@@ -30,8 +31,11 @@ from faults.harness import Outcome, until
 
 ANSWER_SECONDS = 30.0
 SETTLE_SECONDS = 60.0
-BROKEN = (OSError, EOFError, ValueError, AssertionError, KeyError, TypeError)
-"""How a request fails whose hub dies. `http.client` raises subclasses of these."""
+BROKEN = (
+    *(OSError, EOFError, ValueError, AssertionError, KeyError, TypeError, IndexError),
+    http.client.HTTPException,
+)
+"""How a request fails that is refused, or whose hub dies."""
 ENDED = ("TASK_STATE_COMPLETED", "TASK_STATE_FAILED")
 SCHEDULES = 30
 LATE_SECONDS = 10.0
