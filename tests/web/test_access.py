@@ -22,6 +22,7 @@ from dragoman.core.access import (
 )
 from dragoman.core.bus import Bus
 from dragoman.core.catalog import Catalog, admit_all
+from dragoman.core.errors import StorageFailed
 from dragoman.core.principal import LOCAL, OWNER, Principal
 from dragoman.stores.keys import LOOK_SECONDS, KeyStore
 from dragoman.web import access_watch
@@ -97,6 +98,32 @@ async def test_every_component_is_notified_of_key_changes_by_other_processes(
         while (told := await part.next()).get("key:ann") is None:
             pass
         assert told == {"local:local": "a key is needed now", "key:ann": "the key was revoked"}
+
+
+class Unstored(Part):
+    """One whose store fails a number of times."""
+
+    failures = 2 * len(access_watch.AGAIN_SECONDS) + 2
+
+    def end_principals(self, why_ended: WhyEnded) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise StorageFailed("the database is away")
+        super().end_principals(why_ended)
+
+
+async def test_requests_are_ended_once_a_store_that_is_away_is_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = KeyStore(tmp_path)
+    keys.create("ann", owner="me", expires_at=None, scopes=["call"])
+    part = Unstored(ANN, BOB)
+    async with watching(keys, part):
+        other = KeyStore(tmp_path)
+        other.revoke("ann")
+        other.close()
+        assert (await part.next())["key:ann"] == "the key was revoked"
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 async def test_key_expiry_is_noticed_without_a_request(tmp_path: Path) -> None:

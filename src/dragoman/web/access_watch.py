@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from dragoman.core.access import SESSION, SESSION_ENDED, ServesPrincipals, WhyEnded
-from dragoman.core.errors import HubError
+from dragoman.core.errors import HubError, StorageFailed
 from dragoman.core.logs import STORAGE_OUTAGE
 from dragoman.core.principal import LOCAL, OWNER, SERVER, USER, WORKFLOW, Principal
 from dragoman.web.auth import API_KEY, Authenticator
@@ -137,6 +137,9 @@ class AccessWatch:
         for part in self._parts:
             try:
                 part.end_principals(why_ended)
+            except StorageFailed as error:
+                STORAGE_OUTAGE.note(f"requests of revoked keys are ended later: {error}")
+                self._expiry = 0.0  # the next check ends them
             except Exception:  # the other parts must end them too
                 log.exception("not all requests of revoked keys could be ended")
 
