@@ -47,6 +47,7 @@ turns = 6
 [capabilities]
 tools = ["r.echo"]
 """
+MANY_KILLS = 10
 
 
 def write_agent_home(home: Path, url: str, log: Path) -> None:
@@ -253,7 +254,7 @@ def kill_agents(kills: int, seed: int, outcome: Outcome) -> None:
             hub.kill()
         outcome.check(not sent.broken, f"clients met: {sent.broken[:3]}")
         verify_audit(outcome, home, "after all kills")
-        check_effects(home, log, sent, outcome)
+        check_effects(home, log, sent, outcome, kills)
 
 
 def check_agents(hub: Hub, log: Path, sent: Sent, outcome: Outcome) -> None:
@@ -298,7 +299,7 @@ def count_processes(log: Path) -> int:
     return found
 
 
-def check_effects(home: Path, log: Path, sent: Sent, outcome: Outcome) -> None:
+def check_effects(home: Path, log: Path, sent: Sent, outcome: Outcome, kills: int) -> None:
     hits = Counter(
         (entry["params"].get("arguments") or {}).get("text", "")
         for entry in read_log(log)
@@ -308,7 +309,9 @@ def check_effects(home: Path, log: Path, sent: Sent, outcome: Outcome) -> None:
     outcome.check(not twice, f"executed twice: {twice[:3]}")
     states = Counter(state for _, state in sent.tasks.values())
     outcome.figures |= {"tasks": len(sent.tasks), "interrupted": states[FAILED]}
-    outcome.check(bool(states[FAILED] and states[COMPLETED]), f"not each kind was met: {states}")
+    # A few kills may all come between two tasks.
+    was_met = states[COMPLETED] and (states[FAILED] or kills < MANY_KILLS)
+    outcome.check(bool(was_met), f"not each kind was met: {states}")
     calls = [one for one in audit_records(home) if one["verb"] == "r.echo"]
     unannounced = len(calls) < sum(hits.values())
     outcome.check(not unannounced, f"{sum(hits.values())} tool calls, {len(calls)} records")
