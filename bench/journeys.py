@@ -36,7 +36,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "dragoman"
 WARM_UP, TRACES = 30, 12
 START_SECONDS = 30.0
-MOST_ENTRIES = 8
+MOST_ENTRIES = 9
 META: dict[str, Any] = {
     "io.modelcontextprotocol/protocolVersion": "2026-07-28",
     "io.modelcontextprotocol/clientCapabilities": {},
@@ -215,14 +215,14 @@ def list_journeys(stdio: StdioClient, web: HttpClient) -> list[Journey]:
         Journey(
             "mcp-stdio",
             "stdio client to the skill of a remote agent",
-            150,
+            156,
             lambda: stdio.request("tools/call", skill),
         ),
-        Journey("a2a-http", "A2A SendMessage to a function agent", 150, send_message),
+        Journey("a2a-http", "A2A SendMessage to a function agent", 156, send_message),
         Journey(
             "mcp-http",
             "POST /mcp to a stdio server",
-            104,
+            108,
             lambda: web.post("/mcp", "tools/call", tool, headers),
         ),
     ]
