@@ -5,6 +5,7 @@ instead of being discarded, because what was requested has been done.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import gzip
 import os
 from collections import deque
@@ -173,8 +174,11 @@ async def test_targets_run_in_the_name_of_the_caller() -> None:
         return await run(call)
 
     hub.agent.run = note_caller  # type: ignore[method-assign]
+    before = contextvars.copy_context()
     await hub.call("files.read")
     assert callers == [ALICE]
+    # A connection starts another task for each request that leaves another context behind.
+    assert contextvars.copy_context() == before
 
 
 async def test_reader_of_a_stream_reserves_room_and_frees_it() -> None:

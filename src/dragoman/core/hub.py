@@ -209,7 +209,7 @@ class Hub:
     async def _run(self, call: Call) -> Result:
         """The end of the pipeline. An unexpected exception of a target counts as its failure."""
         call.notes.has_left = True
-        caller.set(call.principal)  # not reset: the next call of this task sets it again
+        token = caller.set(call.principal)
         try:
             result = await call.tool.target.run(call)
         except HubError as error:
@@ -219,6 +219,8 @@ class Hub:
             failure = WorkFailed(f'"{call.tool.name}" failed: {error!r}')
             _mask_error(call, failure)
             raise failure from error
+        finally:
+            caller.reset(token)  # a task whose context has changed serves no other request
         for block in result.content:
             if isinstance(block, dict) and block.get("type") in LINKING:
                 return self._rewrite_links(call, result)

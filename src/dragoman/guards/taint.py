@@ -172,12 +172,18 @@ class Taint:
         except (Refused, InvalidInput, NotFound, StorageFailed):
             raise  # nothing was reached
         except Exception:
-            await self._keep_labels(call, flows, running, None)  # errors are texts of the target
+            try:
+                self._label_outcome(call, flows, running, None)  # errors are texts of the target
+            except StorageFailed:
+                await self._label_later(call, flows, running, None)
             raise
         finally:
             if approved is not None and result is not None and result.questions is not None:
                 _remember(self._approved, approved)
-        await self._keep_labels(call, flows, running, result)
+        try:
+            self._label_outcome(call, flows, running, result)
+        except StorageFailed:
+            await self._label_later(call, flows, running, result)
         if result.questions is not None and running.chain.labels and above is None:
             kept = {label: _find_origin(running, label) for label in running.chain.labels}
             self._carried.suspend(call.trace.id, kept)
@@ -312,13 +318,14 @@ class Taint:
                 self._carried.store.add_labels(key, stored)
         return stored
 
-    async def _keep_labels(
+    async def _label_later(
         self, call: Call, flows: ToolFlows, running: RunningCall, result: Result | None
     ) -> None:
-        """Labels an outcome. The call has taken effect, and its result must not leave the hub
-        without its labels: while their store fails, this tries again, and in the end raises
-        `WorkFailed`."""
+        """Labels an outcome whose labels could not be stored. The call has taken effect, and its
+        result must not leave the hub without its labels: while their store fails, this tries
+        again, and in the end raises `WorkFailed`."""
         for attempt in range(1, LABEL_ATTEMPTS + 1):
+            await asyncio.sleep(self._pauses.delay(attempt))
             try:
                 return self._label_outcome(call, flows, running, result)
             except StorageFailed as error:
@@ -327,7 +334,6 @@ class Taint:
                         f'"{call.tool.name}" was called and may have taken effect; its result is '
                         f"withheld, because its taint labels cannot be stored: {error}"
                     ) from error
-                await asyncio.sleep(self._pauses.delay(attempt))
 
     def _label_outcome(
         self, call: Call, flows: ToolFlows, running: RunningCall, result: Result | None
