@@ -504,8 +504,19 @@ async def test_a_decision_is_explained(tmp_path: Path) -> None:
         admin = await explain("key:ci", "-", action="admin")
         assert not admin["allowed"] and admin["listed"] is None
         assert 'Hub::Action::"admin"' in admin["example"]
+        assert 'the key "ci" does not have the scope "admin"' in admin["needed"]
         as_owner = await explain("key:nobody", "-", action="admin", roles=["owner"])
         assert as_owner["allowed"]
+
+        at.keys.create("meter", owner="ann", expires_at=None, scopes=["metrics"])
+        narrow = await explain("key:meter", "work.read")
+        assert not narrow["allowed"] and not narrow["listed"] and narrow["decision"] == "permit"
+        assert 'does not have the scope "call"; add it with: ' in narrow["words"]
+        assumed = await explain("key:meter", "work.read", context={"scopes": ["call"]})
+        assert assumed["allowed"]
+        who = await at.ask("GET", "/api/policies/who-can?tool=work.read")
+        meter = next(each for each in who["principals"] if each["name"] == "key:meter")
+        assert not meter["allowed"] and not meter["listed"] and '"call"' in meter["why"]
 
         unknown = await explain("key:c", "work.read")
         assert unknown["status"] == 404 and '"key:ci"' in unknown["error"]["message"]

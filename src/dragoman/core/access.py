@@ -10,12 +10,13 @@ request belong to the user: they stay when a token merely expires, since the cli
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Mapping
 from typing import Protocol
 
 from dragoman.core.errors import InsufficientScope
+from dragoman.core.ports import A2A_DISCOVER, TASK_CANCEL, TASK_READ
 from dragoman.core.principal import Principal
-from dragoman.core.scopes import ADMIN, ADMIN_RIGHTS
+from dragoman.core.scopes import ADMIN, ADMIN_RIGHTS, APPROVE, CALL, LIST
 
 WhyEnded = Callable[[Principal], str]
 """Why the hub does not serve that principal with that credential any more; empty while it does."""
@@ -43,6 +44,16 @@ def explain_lost_access(why_ended: WhyEnded, principal: Principal) -> str:
     return "" if why in RENEWABLE else why
 
 
+_SCOPES_OF: Mapping[str, tuple[str, ...]] = {
+    A2A_DISCOVER: (LIST,),
+    TASK_READ: (CALL,),
+    TASK_CANCEL: (CALL,),
+    # The person at a client is asked in the course of a call; the API needs the scope `approve`.
+    APPROVE: (APPROVE, CALL),
+}
+"""The scopes of which an action needs one; those of other actions have the action's name."""
+
+
 def require_scope(principal: Principal, scope: str, what: str = "") -> None:
     """Raises `InsufficientScope` unless the credential of the principal may be used for it."""
     if scope not in principal.rights:
@@ -51,15 +62,25 @@ def require_scope(principal: Principal, scope: str, what: str = "") -> None:
 
 def build_missing_scope(principal: Principal, scope: str, what: str = "") -> InsufficientScope:
     """`what` is the request that was refused; empty for an operation of the API."""
+    begin = f"{what} was refused" if what else f'"{principal.label}" may not do this'
+    return InsufficientScope(f"{begin}: {describe_missing_scope(principal, scope)}", scope)
+
+
+def find_missing_scope(rights: Container[str], action: str) -> str:
+    """The scope that an action needs, where a credential with these rights may not be used for it;
+    empty if it may."""
+    scopes = _SCOPES_OF.get(action, (action,))
+    return "" if any(scope in rights for scope in scopes) else scopes[0]
+
+
+def describe_missing_scope(principal: Principal, scope: str) -> str:
+    """Says that the credential does not have the scope, and how it gets it."""
     named = f'"{scope}", or "{ADMIN}"' if scope in ADMIN_RIGHTS else f'"{scope}"'
     if principal.kind == "key":
         lacking = f'the key "{principal.id}" does not have the scope {named}'
-        fix = f"; add it with: dragoman keys scopes {principal.id} --add {scope}"
-    else:
-        lacking = f'the access token of "{principal.label}" does not have the scope {named}'
-        fix = "; ask for a token with it"
-    begin = f"{what} was refused" if what else f'"{principal.label}" may not do this'
-    return InsufficientScope(f"{begin}: {lacking}{fix}", scope)
+        return f"{lacking}; add it with: dragoman keys scopes {principal.id} --add {scope}"
+    lacking = f'the access token of "{principal.label}" does not have the scope {named}'
+    return f"{lacking}; ask for a token with it"
 
 
 class ServesPrincipals(Protocol):

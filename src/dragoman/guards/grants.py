@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Hashable, Sequence
 from typing import Protocol
 
-from dragoman.core.access import WhyEnded, build_missing_scope, require_scope
+from dragoman.core.access import WhyEnded, build_missing_scope, find_missing_scope, require_scope
 from dragoman.core.approvals import join_rules
 from dragoman.core.call import Call, Result
 from dragoman.core.call_chains import CallChains, RunningCall
@@ -21,10 +21,7 @@ from dragoman.core.kept_results import KeptResult
 from dragoman.core.local_agents import AGENT, SCHEDULE, AgentProfiles
 from dragoman.core.pipeline import Next
 from dragoman.core.ports import (
-    A2A_DISCOVER,
     ADMIN_ACTIONS,
-    TASK_CANCEL,
-    TASK_READ,
     Authorizer,
     Decision,
 )
@@ -50,14 +47,6 @@ _ENDING = ("key", USER, SERVER)
 """The kinds of principals that lose their access; the hub's own user does not."""
 _FOR_OTHERS = (AGENT, SCHEDULE)
 """The kinds of principals that call on behalf of others."""
-_HAS_SCOPE = {
-    A2A_DISCOVER: frozenset((LIST,)),
-    TASK_READ: frozenset((CALL,)),
-    TASK_CANCEL: frozenset((CALL,)),
-    # The person at a client is asked in the course of a call; the API needs the scope `approve`.
-    APPROVE: frozenset((CALL, APPROVE)),
-}
-"""The scopes of which an action needs one; those of other actions have the action's name."""
 
 
 class Grants:
@@ -174,7 +163,7 @@ class GrantedAuthorizer:
     ) -> Decision:
         """The credential must be for it. A principal that is bound to a view knows of nothing else,
         so it administers nothing."""
-        if not _HAS_SCOPE.get(action, frozenset((action,))) & principal.rights:
+        if find_missing_scope(principal.rights, action):
             return Decision(False)
         if principal.view and (
             action in ADMIN_ACTIONS

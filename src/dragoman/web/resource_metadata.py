@@ -87,7 +87,8 @@ class ResourceMetadata:
         if error:
             parts.append(f'error="{error}"')
         if why:
-            parts.append(f'error_description="{_UNQUOTABLE.sub("?", why)}"')
+            quotable = _UNQUOTABLE.sub("?", why.replace('"', "'"))
+            parts.append(f'error_description="{quotable}"')
         base, issuers = self._find_base(request), self.list_issuers(self._find_base(request))
         scopes = self._list_required_scopes() if issuers else ()
         if scope:

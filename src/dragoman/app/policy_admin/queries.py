@@ -10,10 +10,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from dragoman.core.access import describe_missing_scope, find_missing_scope
 from dragoman.core.catalog import Catalog
 from dragoman.core.errors import HubError, NotFound
 from dragoman.core.nearest_names import find_nearest
 from dragoman.core.principal import Principal
+from dragoman.core.scopes import CALL, LIST, expand_scopes
 from dragoman.core.tool import PROMPT, TOOL, Nowhere, Tool
 from dragoman.core.tool_filter import EVERYTHING, View
 from dragoman.core.tool_identity import fold_id
@@ -21,6 +23,7 @@ from dragoman.policy import queries
 from dragoman.policy.engine import PolicyEngine
 from dragoman.policy.entities import render_uid
 from dragoman.policy.ids import fold_entity_id, split_id
+from dragoman.policy.policy_set import CALLS
 from dragoman.stores.audit.reader import AuditReader
 
 PAGE = 1_000
@@ -265,7 +268,27 @@ def _render_example(found: Mapping[str, Any]) -> str:
     )
 
 
-def render_verdict(name: str, row: Mapping[str, Any]) -> dict[str, Any]:
+def refuse_scope(
+    found: Mapping[str, Any], caller: Principal, assumed: Iterable[str]
+) -> dict[str, Any]:
+    """Says what a decision of the policies does not: that the credential of the caller may not be
+    used for it, even with the assumed scopes. Empty if it may."""
+    action = CALL if found["action"] in CALLS else found["action"]
+    scope = find_missing_scope(caller.rights | expand_scopes(tuple(assumed)), action)
+    if not scope:
+        return {}
+    why = describe_missing_scope(caller, scope)
+    if found["decision"] == "permit":
+        return {"allowed": False, "words": f"denied: {why}"}
+    return {"needed": f"{why}; besides, {describe_need(found)['needed']}"}
+
+
+def render_verdict(name: str, row: Mapping[str, Any], caller: Principal) -> dict[str, Any]:
+    if CALL not in caller.rights:
+        missing = describe_missing_scope(caller, CALL)
+        none: dict[str, Any] = {"approval": False, "policies": [], "why": missing}
+        listed = LIST in caller.rights and row["list"] == "permit"
+        return {"name": name, "allowed": False, "listed": listed, **none}
     allowed = row["call"] in ("permit", "approval")
     why = "; ".join(row["errors"]) or ("" if allowed else "no policy permits it")
     return {

@@ -26,6 +26,7 @@ from dragoman.app.policy_admin.queries import (
     find_principal,
     find_tool,
     propose_policies,
+    refuse_scope,
     render_headline,
     render_verdict,
 )
@@ -38,7 +39,7 @@ from dragoman.core.errors import ConfigError, InvalidInput, Overloaded, Shutting
 from dragoman.core.events import PolicyChanged
 from dragoman.core.ports import ADMIN_ACTIONS, AuditLog
 from dragoman.core.principal import Principal
-from dragoman.core.scopes import POLICIES
+from dragoman.core.scopes import LIST, POLICIES
 from dragoman.core.tool import Nowhere, TargetFacts, Tool
 from dragoman.policy import loader, queries
 from dragoman.policy.engine import PolicyEngine
@@ -333,7 +334,9 @@ class PolicyService:
                 )
         except LookupError as error:
             raise InvalidInput(f"invalid question: {error}") from None
-        listed = self.engine.can_see(caller, on, "api") if on is not None else None
+        listed = None
+        if on is not None:
+            listed = LIST in caller.rights and self.engine.can_see(caller, on, "api")
         name = on.name if on is not None else ""
         return {
             **found,
@@ -343,6 +346,8 @@ class PolicyService:
             "tool": name,
             "listed": listed,
             **describe_need(found),
+            # Assumed roles are a question about the policies alone.
+            **(refuse_scope(found, caller, context.get("scopes", ())) if roles is None else {}),
         }
 
     def _find_principal(self, name: str, roles: tuple[str, ...] | None) -> Principal:
@@ -357,7 +362,7 @@ class PolicyService:
             rows += queries.list_who_can(self.engine, on, callers[begin : begin + BATCH])
             await asyncio.sleep(0)  # lets calls proceed
         verdicts = [
-            {**render_verdict(row["caller"], row), "agent": caller.serves}
+            {**render_verdict(row["caller"], row, caller), "agent": caller.serves}
             for caller, row in zip(callers, rows, strict=True)
         ]
         return {"tool": on.name, **self._describe_set(), "principals": verdicts}
@@ -369,7 +374,9 @@ class PolicyService:
         for begin in range(0, len(tools), BATCH):
             rows += queries.list_what_can(self.engine, caller, tools[begin : begin + BATCH])
             await asyncio.sleep(0)  # lets calls proceed
-        verdicts = [{**render_verdict(row["tool"], row), "kind": row["kind"]} for row in rows]
+        verdicts = [
+            {**render_verdict(row["tool"], row, caller), "kind": row["kind"]} for row in rows
+        ]
         return {"principal": caller.label, **self._describe_set(), "tools": verdicts}
 
     def describe(self) -> dict[str, Any]:
