@@ -97,6 +97,21 @@ async def test_child_exit_is_described(children: Children, code: str, words: str
     assert raised.value.sent is False
 
 
+async def test_process_with_the_id_of_an_exited_child_is_left_alone(children: Children) -> None:
+    child = await children.start("pass")
+    await asyncio.wait_for(child.exited, 60)
+    assert child.process.poll() == 0
+    other = subprocess.Popen(
+        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True
+    )
+    with other:
+        child.pid = child.process.pid = other.pid  # as after the system has given the id out again
+        child.kill()
+        await child.terminate(0.1)
+        other.communicate(b"\n", timeout=60)
+    assert other.returncode == 0
+
+
 @pytest.mark.promise("B9")
 async def test_child_ending_at_eof_is_not_signalled(children: Children) -> None:
     child = await children.start("import sys; print('up', flush=True); sys.stdin.read()")

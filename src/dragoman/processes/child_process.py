@@ -307,7 +307,7 @@ class ChildProcess:
 
     def kill(self) -> None:
         """Kills it and its group at once; `terminate` must still be awaited."""
-        _signal_group(self.pid, signal.SIGKILL)
+        _signal_group(self.process, signal.SIGKILL)
 
     def pause(self, seconds: float) -> None:
         """Stops reading its stdout for that long."""
@@ -366,11 +366,11 @@ class ChildProcess:
         try:
             self.close_input()
             if self._closed or not await self._wait_exit(seconds):
-                _signal_group(self.pid, signal.SIGTERM)
+                _signal_group(self.process, signal.SIGTERM)
                 await self._wait_exit(seconds / 2)
         finally:  # also when this is cancelled
             DESCENDANTS.kill(self.pid)  # while its processes can still be attributed
-            _signal_group(self.pid, signal.SIGKILL)
+            _signal_group(self.process, signal.SIGKILL)
             DESCENDANTS.kill(self.pid)
             kill_marked(self._mark)
             self._release()
@@ -463,9 +463,15 @@ def name_signal(number: int) -> str:
         return str(number)
 
 
-def _signal_group(pid: int, number: int) -> None:
+def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:
+    """Signals a child and its process group. The system gives the id of an exited child to another
+    process once its group is empty too: a process that has the id then is none of the hub's."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, number)
+        if process.poll() is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, 0)
+                return
+        os.killpg(process.pid, number)
 
 
 def kill_marked(mark: str) -> int:
