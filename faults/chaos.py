@@ -172,6 +172,7 @@ class Chaos:
                 fault = self.draw()
                 self._say(f"{fault.kind} hub {fault.place} for {fault.seconds:.1f} s")
                 self._cause(fault)
+                self._check_running()
                 self.episodes[fault.kind] += 1
                 time.sleep(fault.calm)
             self._judge_recovery()
@@ -189,6 +190,18 @@ class Chaos:
 
     def _say(self, text: str) -> None:
         print(f"{time.strftime('%H:%M:%S')}     seed {self.seed}: {text}", flush=True)
+
+    def _check_running(self) -> None:
+        """No hub ends by itself; one that has is started again."""
+        for place in self.rig.places:
+            assert place.hub is not None
+            code = place.hub.process.poll()
+            if code is not None:
+                log = place.hub.log()
+                self.outcome.fail(f"hub {place.number} ended by itself with {code}: {log[-2_000:]}")
+                self.outcome.count("hubs that ended by themselves")
+                self.rig.end_hub(place, gently=False)
+                self._start(place)
 
     def _judge_recovery(self) -> None:
         """Each hub is asked until it can do everything."""
