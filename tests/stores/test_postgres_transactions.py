@@ -6,7 +6,7 @@ import asyncio
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -148,6 +148,20 @@ def test_a_time_limit_that_cannot_be_reset_ends_with_its_connection(server: Post
     server.note_success()
     shown = apples.db.execute("SELECT current_setting('statement_timeout')").fetchone()
     assert shown == ("900ms",)
+
+
+def test_a_connection_that_cannot_leave_a_pipeline_is_not_used_again(
+    server: PostgresServer,
+) -> None:
+    apples = server.open(APPLES)
+    add(apples, "apples", 1, "before")
+    lane = find_lane(apples)
+    assert lane._connection is not None
+    lane._connection.pgconn.enter_pipeline_mode()  # as psycopg leaves it after some errors
+    with suppress(sqlite3.Error):
+        add(apples, "apples", 2, "may fail")
+    add(apples, "apples", 3, "after")
+    assert [key for key, _ in read(apples, "apples") if key != 2] == [1, 3]
 
 
 async def test_a_lane_of_the_event_loop_is_used_again_only_if_it_is_idle(

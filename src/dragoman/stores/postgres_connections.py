@@ -28,6 +28,8 @@ LONG_SECONDS = 60.0
 """For the statements of commands, such as the creation of an index."""
 IDLE = 0
 """libpq's `PQTRANS_IDLE`; a closed connection has another status."""
+PIPELINE_OFF = 0
+"""libpq's `PQ_PIPELINE_OFF`."""
 
 
 def render_failure(error: BaseException) -> str:
@@ -93,8 +95,10 @@ async def connect_async(url: str, seconds: float = WAIT_SECONDS, **more: Any) ->
 
 
 def is_idle(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bool:
-    """Whether the server reports no open transaction. Only then is a connection used again."""
-    return connection.pgconn.transaction_status == IDLE
+    """Whether the server reports no open transaction, and the driver no pipeline that it could not
+    leave after an error. Only then is a connection used again."""
+    found = connection.pgconn
+    return found.transaction_status == IDLE and found.pipeline_status == PIPELINE_OFF
 
 
 def load_driver() -> Any:
