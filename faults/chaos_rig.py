@@ -3,6 +3,7 @@ Valkey, and from the other hubs. Their effects go to a ledger outside of them.""
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import shutil
@@ -124,10 +125,14 @@ class Place:
 
     @property
     def url(self) -> str:
+        """A hub that had to wait for its database has listened at another port meanwhile."""
         hub = self.hub
         if hub is None:
             raise ConnectionRefusedError("no hub runs there")
-        return hub.url
+        try:
+            return str(json.loads((self.home / "daemon.json").read_bytes())["url"])
+        except (OSError, ValueError):
+            return hub.url
 
     def read_log(self) -> str:
         return "".join(self.logs) + (self.hub.log() if self.hub is not None else "")

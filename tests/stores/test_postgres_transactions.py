@@ -16,9 +16,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dragoman.core.errors import ConfigError, StorageFailed
+from dragoman.core.errors import ConfigError, LeaseExpired, StorageFailed
 from dragoman.stores.database import (
     Database,
+    DatabaseAway,
+    FencedError,
     Statement,
     StoreTables,
     connect_server,
@@ -164,6 +166,31 @@ def test_a_connection_that_cannot_leave_a_pipeline_is_not_used_again(
     assert [key for key, _ in read(apples, "apples") if key != 2] == [1, 3]
 
 
+def test_the_script_that_begins_a_transaction_is_never_prepared(server: PostgresServer) -> None:
+    apples = server.open(APPLES)
+    add(apples, "apples", 1, "before")
+    lane = find_lane(apples)
+    assert lane._connection is not None
+    lane._connection.prepare_threshold = 0  # as after many uses
+    add(apples, "apples", 2, "after")
+    assert read(apples, "apples") == [(1, "before"), (2, "after")]
+
+
+def test_an_error_of_the_drivers_own_state_ends_with_its_connection(
+    server: PostgresServer, other: psycopg.Connection[Any]
+) -> None:
+    apples = server.open(APPLES)
+    add(apples, "apples", 1, "before")
+    lane = find_lane(apples)
+    assert lane._connection is not None
+    lane._connection.prepare_threshold = 0
+    assert len(read(apples, "apples")) == 1  # is prepared now, and is not on the server any more
+    lane._connection.pgconn.exec_(b"DEALLOCATE ALL")
+    with pytest.raises(sqlite3.Error, match="prepared statement"):
+        read(apples, "apples")
+    assert len(read(apples, "apples")) == 1
+
+
 async def test_a_lane_of_the_event_loop_is_used_again_only_if_it_is_idle(
     server: PostgresServer, other: psycopg.Connection[Any]
 ) -> None:
@@ -238,6 +265,10 @@ REFUSED_BY_SERVER = 'connection to server at "127.0.0.1", port 5432 failed: FATA
         (psycopg.errors.UniqueViolation("twice"), False),
         (TimeoutError(), True),
         (PermissionError("a file"), False),
+        (DatabaseAway("the connection to the database was lost"), True),
+        (FencedError("this hub counts as dead"), True),
+        (LeaseExpired("this hub counts as dead"), True),
+        (sqlite3.OperationalError("disk I/O error"), False),
     ],
 )
 def test_an_outage_is_distinguished_from_a_wrong_setting(error: Exception, expected: bool) -> None:

@@ -41,7 +41,11 @@ DataError, OperationalError = sqlite3.DataError, sqlite3.OperationalError
 """What statements raise on both. `IntegrityError`: a constraint is not met."""
 
 
-class FencedError(sqlite3.OperationalError):
+class DatabaseAway(sqlite3.OperationalError):
+    """A shared database does not answer for now, or has ended a transaction."""
+
+
+class FencedError(DatabaseAway):
     """The other hubs have declared this one dead, so that it may not write."""
 
 

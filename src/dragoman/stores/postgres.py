@@ -26,6 +26,7 @@ from dragoman.core.shared_settings import STORE_URL, check_database_url
 from dragoman.core.urls import render_origin
 from dragoman.stores.database import (
     POSTGRES,
+    DatabaseAway,
     DatabaseConnection,
     DatabaseWriter,
     FencedError,
@@ -81,6 +82,9 @@ _TRIAL: Sequence[Statement] = (
 )
 """Needs what a write does: the right to it, the lock of a table, the id of a transaction. Changes
 no row, so that hubs do not wait for each other."""
+_DRIVER_STATE = (psycopg.ProgrammingError, psycopg.NotSupportedError)
+"""Errors of statements that are right: what the driver or the server has prepared for an earlier
+one is not, and stays so while the connection lasts."""
 # By JSON, because databases of earlier versions do not have the column.
 _OLDEST = "coalesce((to_jsonb(v) ->> 'oldest')::bigint, number)"
 _FIND_VERSION = f"SELECT number, {_OLDEST} FROM {SCHEMA}.versions v WHERE store = $1"
@@ -384,7 +388,7 @@ class PostgresServer:
     def refuse_if_down(self) -> None:
         if self._problem:
             cause = psycopg.OperationalError(self._problem)
-            raise sqlite3.OperationalError(f"the database is not available: {cause}") from cause
+            raise DatabaseAway(f"the database is not available: {cause}") from cause
 
     def note_failure(self, error: BaseException) -> None:
         """Lets statements fail at once until the watch has reached the server again. A server that
@@ -525,7 +529,7 @@ class PostgresConnection:
         text = "; ".join([self._server.fence.build_begin(), *bump])
 
         def run(connection: DeadlineConnection) -> None:
-            row = _list_rows(connection.execute(text))[-1]
+            row = _list_rows(connection.execute(text, prepare=False))[-1]
             self._number = int(row[0]) if store and row else 0
             self.in_transaction = True
 
@@ -537,7 +541,7 @@ class PostgresConnection:
         finally:
             self.roll_back()
         if done.statusmessage != "COMMIT":  # it ends a transaction that has failed, without error
-            raise sqlite3.OperationalError("the transaction was rolled back: a statement failed")
+            raise DatabaseAway("the transaction was rolled back: a statement failed")
         if store:
             self._server.note_own(store, self._number)
 
@@ -612,11 +616,13 @@ class PostgresConnection:
         try:
             if connection is None:
                 if self.in_transaction:
-                    raise sqlite3.OperationalError("the connection to the database was lost")
+                    raise DatabaseAway("the connection to the database was lost")
                 connection = self._connection = self._server.connect(self._seconds, again=True)
             return run(connection)
         except (psycopg.Error, OSError) as error:
             if connection is not None and not connection.closed:
+                if isinstance(error, _DRIVER_STATE):
+                    self._drop()
                 raise _convert(error) from error
             self._drop()
             is_late = isinstance(error, psycopg.errors.ConnectionTimeout)

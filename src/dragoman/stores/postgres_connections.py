@@ -11,8 +11,9 @@ import asyncio
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from dragoman.core.errors import ConfigError, StorageFailed
+from dragoman.core.errors import ConfigError, LeaseExpired, StorageFailed
 from dragoman.core.urls import render_origin
+from dragoman.stores.database import DatabaseAway, FencedError
 
 if TYPE_CHECKING:
     import psycopg
@@ -55,9 +56,14 @@ waited for."""
 
 
 def is_temporary(error: BaseException | None) -> bool:
-    """Whether an error, or what has caused it, is that a database is not there for now."""
+    """Whether an error, or what has caused it, is that a database is not there for now, or that the
+    other hubs have declared this one dead while it started."""
     psycopg = load_driver()
+    is_away = False
     while error is not None:
+        if isinstance(error, FencedError | LeaseExpired):
+            return True
+        is_away = is_away or isinstance(error, DatabaseAway)
         if isinstance(error, psycopg.Error) and error.sqlstate is not None:
             return str(error.sqlstate).startswith(TEMPORARY)
         if isinstance(error, psycopg.OperationalError):  # a connection that was not made has none
@@ -65,7 +71,7 @@ def is_temporary(error: BaseException | None) -> bool:
         if isinstance(error, TimeoutError):
             return True
         error = error.__cause__ or error.__context__
-    return False
+    return is_away
 
 
 @cache

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import select
 import socket
-import sqlite3
 import threading
 import time
 from contextlib import suppress
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from dragoman.core.errors import ConfigError
+from dragoman.stores.database import DatabaseAway
 
 if TYPE_CHECKING:
     from dragoman.stores.postgres import PostgresServer
@@ -87,11 +87,11 @@ class DatabaseWatch:
             self._bell.send(b"!")
 
     def check(self) -> None:
-        """Raises `sqlite3.OperationalError` if the watch has not seen the server for too long."""
+        """Raises `DatabaseAway` if the watch has not seen the server for too long."""
         limits = self._limits
         longest = limits.poll + limits.probe + limits.connect + limits.retry
         if time.monotonic() - self._seen > longest:
-            raise sqlite3.OperationalError("the database is not available: it is not watched")
+            raise DatabaseAway("the database is not available: it is not watched")
 
     def stop(self) -> None:
         self._ended = True
