@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from tests.table_outage import take_away
 from tests.workflows.run_rig import RunRig, run_rig
 
+from dragoman.core.errors import StorageFailed
 from dragoman.core.hub import CallOptions
 from dragoman.core.principal import OWNER, Principal
 from dragoman.core.tool_filter import EVERYTHING
@@ -97,3 +99,17 @@ async def test_approved_call_begins_once_its_store_is_back(
         with take_away(url or short_tmp, "approvals.db", "approvals"):
             await asyncio.wait_for(failed.wait(), 60)
         await until_completed(rig, desk, id)
+
+
+async def test_attempt_that_fails_does_not_begin_a_running_call_again(short_tmp: Path) -> None:
+    async with run_rig(short_tmp, policies=POLICIES) as rig:
+        rig.add("pay", lambda one: "paid")
+        desk = rig.app.parts.guards.approvals.find_desk()
+        id = await park(rig, desk)
+        desk._on_ready = lambda id: None  # the requester is faster than the hub
+        desk.decide(id, True, OWNER)
+        assert desk.begin(id)
+        with take_away(short_tmp, "approvals.db", "approvals"), suppress(StorageFailed):
+            assert not desk.begin(id)
+        assert not desk.begin(id) and desk.claim(id) is None
+        desk.finish(id, "completed", "", b"")

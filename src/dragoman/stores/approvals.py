@@ -173,6 +173,8 @@ class DatabaseApprovals(LoopStore):
         return [_approval_from_row(row) for row in rows if row[0] in ids]
 
     def begin(self, id: str) -> bool:
+        if id in self._begun:
+            return False  # it runs here; the next attempt must not take it for its own
         hub, unsure = self._hub, self._unsure.pop(id, None)
         open_states, values = "outcome = ''", [RUNNING, hub, id, CALL, APPROVED]
         if unsure is not None:  # it began here, and the answer of the database was lost
