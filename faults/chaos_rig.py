@@ -294,7 +294,7 @@ def _finish(rig: ChaosRig) -> None:
         place.logs.append(hub.log())
         place.hub = None
         for problem in hub.finish():
-            rig.outcome.fail(f"hub {place.number}: {problem[:1500]}")
+            rig.outcome.fail(f"hub {place.number}: {problem[:4000]}")
 
 
 def _end_all(rig: ChaosRig) -> None:

@@ -213,10 +213,10 @@ EXPERIMENTS = [
         "failing statements",
         "each statement that one of two hubs sends to PostgreSQL under the same load fails with "
         "55P03, 57014, 40P01 and 40001, is answered 3 s late, or finds its connection closed, "
-        "before and after the server has executed it; statements of the start and of timers of "
-        "more than some seconds are left out",
-        "each time, the hub is ready and writes to each store within 10 s; at the end as with "
-        "cluster chaos",
+        "before and after the server has executed it; statements of timers of more than some "
+        "seconds are left out; then one statement of a start fails in each of 40 starts",
+        "each time, the hub is ready and writes to each store within 10 s, 20 s after a start; at "
+        "the end as with cluster chaos",
         failing_statements.fail_statements, 5_000, 20,
     ),
     Experiment(

@@ -27,7 +27,7 @@ from dragoman.a2a.server.send_message import MessageSender, Sent
 from dragoman.a2a.server.task import STATES, A2aTask, A2aTaskRegistry, render_task
 from dragoman.a2a.server.task_access import TaskAccess
 from dragoman.a2a.server.task_stream import TaskStream
-from dragoman.core.access import WhyEnded, require_scope
+from dragoman.core.access import WhyEnded, build_missing_scope, require_scope
 from dragoman.core.call import NOTHING
 from dragoman.core.cluster import OwnedElsewhere, take_prepayment
 from dragoman.core.errors import StorageFailed
@@ -123,8 +123,8 @@ class A2aServer:
         returns, so that a quick one has ended before the response is awaited."""
         if "tenant" in request:
             ctx = self._resolve_tenant(ctx, request["tenant"])
-        if op != operations.CARD:  # messages, tasks and their webhooks
-            require_scope(ctx.principal, CALL, op)
+        if CALL not in ctx.principal.rights and op != operations.CARD:  # messages, tasks, webhooks
+            raise build_missing_scope(ctx.principal, CALL, op)
         if op == operations.SEND:
             return self._answer_message(request, self._sender.send(ctx, request, False))
         if op not in FREE and not take_prepayment():
