@@ -113,3 +113,29 @@ async def test_attempt_that_fails_does_not_begin_a_running_call_again(short_tmp:
             assert not desk.begin(id)
         assert not desk.begin(id) and desk.claim(id) is None
         desk.finish(id, "completed", "", b"")
+
+
+@pytest.mark.parametrize("is_told", [False, True], ids=["nobody was told", "the requester was"])
+async def test_call_of_which_nothing_left_is_made_although_its_hub_was_taken_for_dead(
+    short_tmp: Path, is_told: bool
+) -> None:
+    async with run_rig(short_tmp, policies=POLICIES) as rig:
+        rig.app.parts.stores.keys.create(
+            "bob", owner="Bob", expires_at=None, scopes=["call"], roles=["owner"]
+        )
+        rig.add("pay", lambda one: "paid")
+        approvals = rig.app.parts.guards.approvals
+        desk, store = approvals.find_desk(), approvals.built[0].store
+        id = await park(rig, desk)
+        start, desk._on_ready = desk._on_ready, lambda id: None
+        desk.decide(id, True, OWNER)
+        assert desk.begin(id)
+        store.interrupt(1.0)  # as the heir does, while this hub is paused
+        if is_told:
+            assert store.deliver(id, 2.0) == b""
+        desk._on_ready = start
+        desk.put_back(id)
+        if is_told:
+            assert desk.get(id).outcome == "interrupted" and not rig.stub.calls
+        else:
+            await until_completed(rig, desk, id)

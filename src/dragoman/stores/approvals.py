@@ -63,6 +63,9 @@ SEALED = SealedTable(
     ),
 )  # fmt: skip
 _MORE = "number, problem, ended_at, delivered"
+_HELD = "(hub = ? AND (outcome = ? OR (outcome = ? AND delivered = 0)))"
+"""A call that a hub has begun. If another hub has taken it for dead, it has marked the call as
+interrupted, which the first one knows better unless the requester was told so."""
 _PRINCIPAL = ("kind", "id", "org", "roles", "scopes", "behalf", "serves", "credential", "view")
 
 
@@ -178,14 +181,14 @@ class DatabaseApprovals(LoopStore):
         hub, unsure = self._hub, self._unsure.pop(id, None)
         open_states, values = "outcome = ''", [RUNNING, hub, id, CALL, APPROVED]
         if unsure is not None:  # it began here, and the answer of the database was lost
-            open_states = "(outcome = '' OR (outcome = ? AND hub = ?))"
-            values += [RUNNING, unsure]
+            open_states = f"(outcome = '' OR {_HELD})"
+            values += [unsure, RUNNING, INTERRUPTED]
         try:
             with self._transact() as db, self._seals.change(db, SEALED, id):
                 if not self._list_ids("id = ?", (id,)):
                     return False  # it is unknown, or was approved outside of this cluster
                 done = db.execute(
-                    "UPDATE approvals SET outcome = ?, hub = ? "
+                    "UPDATE approvals SET outcome = ?, hub = ?, ended_at = 0 "
                     f"WHERE id = ? AND kind = ? AND state = ? AND {open_states}",
                     values,
                 )
@@ -235,9 +238,9 @@ class DatabaseApprovals(LoopStore):
             return
         with self._transact() as db, self._seals.change(db, SEALED, id):
             db.execute(
-                "UPDATE approvals SET outcome = '', hub = '' "
-                "WHERE id = ? AND hub = ? AND outcome = ?",
-                (id, hub, RUNNING),
+                "UPDATE approvals SET outcome = '', hub = '', ended_at = 0 "
+                f"WHERE id = ? AND {_HELD}",
+                (id, hub, RUNNING, INTERRUPTED),
             )
         self._begun.pop(id, None)
 
