@@ -41,6 +41,7 @@ from tests.live.a2a_hub import (
 from tests.live.conftest import RunningHub
 from tests.live.module_hub import run_concurrently, until
 from tests.peers import wire
+from tests.table_outage import take_away
 
 API_KEY = "the key of the configuration"
 
@@ -378,6 +379,22 @@ def test_answer_repeated_with_a_key_is_applied_once(actor: Caller) -> None:
     first = actor.ask(SEND, params, headers=key).value["task"]
     assert first["status"]["state"] == "TASK_STATE_COMPLETED"
     assert actor.ask(SEND, params, headers=key).value["task"] == first
+
+
+@pytest.mark.promise("J3", "K2")
+def test_answer_with_a_key_reaches_its_agent_once_it_is_stored(rig: HubRig, actor: Caller) -> None:
+    asked = actor.send(steps(["ask", "Which?"]))
+    params = V10.params(steps(["mark", "answered"], ["reply", "done"]), task=asked["id"])
+    key = {"Idempotency-Key": "answer-2"}
+    with take_away(rig.hub.home, "tasks.db", "tasks"):
+        assert "cannot be stored" in actor.ask(SEND, params, headers=key).error["message"]
+        for _ in range(20):  # it would be called meanwhile
+            assert rig.hub.get("/healthz").status == 200
+        assert not (rig.gates / "answered").exists()
+    done = actor.ask(SEND, params, headers=key).value["task"]
+    assert done["id"] == asked["id"]
+    until(lambda: actor.get(asked["id"])["status"]["state"] == "TASK_STATE_COMPLETED")
+    rig.seen("answered")
 
 
 # --- what is kept ---------------------------------------------------------------------------------

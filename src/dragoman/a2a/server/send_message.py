@@ -455,7 +455,20 @@ class MessageSender:
             answers=answers,
             handle=handle,
         )
-        return self._hub.call(task.owner, name, record.arguments, options)
+        call = self._hub.call(task.owner, name, record.arguments, options)
+        return self._store_and_await(task, call) if header.sends else call
+
+    async def _store_and_await(
+        self, task: A2aTask, call: Coroutine[Any, Any, tuple[Tool, Result]]
+    ) -> tuple[Tool, Result]:
+        """Makes the call of a message with an idempotency key once the key is stored. The heir of a
+        hub that has ended sends what it does not know of again."""
+        try:
+            self._tasks.flush(task)
+        except BaseException:
+            call.close()
+            raise
+        return await call
 
     def take_direct_reply(self, task: A2aTask) -> Mapping[str, Any] | None:
         """The message that answers in place of a task, if the target gave one and no client has
