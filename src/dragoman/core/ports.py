@@ -496,7 +496,7 @@ class Schedule(Struct, frozen=True):
     zone: str
     """The time zone of a cron expression."""
     once: bool
-    """Whether it is removed after its first run."""
+    """Whether it is removed after the call of its first run, the only one."""
     created: float
     next_at: float
     last_at: float = 0.0

@@ -1,7 +1,9 @@
 """Runs the schedules: waits for the next one, fires it, and records how it ended.
 
-A run is recorded before it is fired, so that a crash cannot repeat it. Runs that were missed while
-the hub was stopped are made up for by one run.
+A run is recorded before it is fired, so that a crash cannot repeat it: one that a crash has
+interrupted is shown as such. Runs that were missed while the hub was stopped are made up for by one
+run. A run is not lost by troubles of the hub itself: where the answer of the store was lost, the
+runner looks whether the run was stored, and a call that the hub cannot make now is tried again.
 """
 
 from __future__ import annotations
@@ -11,10 +13,19 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
 
 from dragoman.core.background import Background
+from dragoman.core.backoff import Backoff
 from dragoman.core.cluster import SINGLE_HUB, Leases
-from dragoman.core.errors import HubError, InvalidInput, StorageFailed
+from dragoman.core.errors import (
+    HubError,
+    InvalidInput,
+    StorageFailed,
+    is_own_trouble,
+    is_stopping,
+)
 from dragoman.core.local_agents import SCHEDULE
 from dragoman.core.logs import STORAGE_OUTAGE
 from dragoman.core.ports import Schedule, ScheduleStore
@@ -27,6 +38,8 @@ log = logging.getLogger(__name__)
 RUNNING, INTERRUPTED, DONE = "running", "interrupted by a stop of the hub", "completed"
 MAX_OUTCOME = 300
 LEASE = "schedules"
+NEVER: Final = datetime(9999, 1, 1, tzinfo=UTC).timestamp()
+"""The next time of a schedule that runs once and has begun to."""
 
 Fire = Callable[[Schedule, str], Awaitable[None]]
 """Sends a message to the agent of a schedule. Raises a `HubError`."""
@@ -41,6 +54,17 @@ class SchedulingLimits:
     """After a failure of the store."""
     lease_seconds: float = 1.0
     """How often a hub that does not run the schedules looks whether it should."""
+    trouble_seconds: float = 3_600.0
+    """How long a run is tried again whose call the hub itself cannot make."""
+    kept_seconds: float = 7 * 86_400.0
+    """How long a schedule is shown that runs once, if its run was interrupted or never made."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnd:
+    outcome: str
+    is_made: bool
+    """Whether its call was made or refused, however it ended: not interrupted nor left undone."""
 
 
 def build_schedule_principal(org: str, owner: str) -> Principal:
@@ -72,6 +96,11 @@ class ScheduleRunner:
         self._woken = asyncio.Event()
         self._background = Background("schedules")
         self._running: set[str] = set()
+        self._unsure: dict[tuple[str, int, float], int] = {}
+        """Runs that the store has failed to record, or has recorded although its answer was lost:
+        how many earlier ones each has missed."""
+        self._unrecorded: dict[str, tuple[Schedule, RunEnd]] = {}
+        """Runs that have ended while the store was away."""
         self._slots = asyncio.Semaphore(self._limits.at_once)
 
     def wake(self) -> None:
@@ -83,7 +112,7 @@ class ScheduleRunner:
         while True:
             self._woken.clear()
             try:
-                seconds = self.start_due() if self._take_lease() else self._limits.lease_seconds
+                seconds = self.take_turn()
             except StorageFailed as error:
                 STORAGE_OUTAGE.note(f"schedules cannot run: {error}")
                 seconds = self._limits.retry_seconds
@@ -97,12 +126,21 @@ class ScheduleRunner:
         """Ends running schedules; they are interrupted."""
         await self._background.close()
 
+    def take_turn(self) -> float:
+        """Does what is to be done now and returns how many seconds to wait. Raises
+        `StorageFailed`; then the next turn does the rest."""
+        self._record_ended()
+        self._start_unsure()
+        return self.start_due() if self._take_lease() else self._limits.lease_seconds
+
     def _take_lease(self) -> bool:
         """Whether this hub runs the schedules now. A hub that begins to do so finds runs that the
         one before has not finished."""
-        was_owner, self._is_owner = self._is_owner, self._leases.holds(LEASE)
-        if self._is_owner and not was_owner:
-            self._mark_interrupted()
+        was_owner, self._is_owner = self._is_owner, False
+        if self._leases.holds(LEASE):
+            if not was_owner:
+                self._mark_interrupted()
+            self._is_owner = True
         return self._is_owner
 
     def start_due(self) -> float:
@@ -112,6 +150,7 @@ class ScheduleRunner:
         for schedule in self._store.load_all():
             if schedule.next_at > now:
                 wait = min(wait, schedule.next_at - now)
+                self._forget_old(schedule, now)
                 continue
             following = self._start(schedule, now)
             wait = min(wait, max(0.0, following - now))
@@ -128,6 +167,8 @@ class ScheduleRunner:
             changed = replace(schedule, next_at=following, outcome=reason[:MAX_OUTCOME])
             self._store.save(changed, schedule)
             return following
+        if schedule.once:
+            following = NEVER
         before = schedule
         schedule = replace(schedule, next_at=following, missed=schedule.missed + missed)
         if schedule.id in self._running:
@@ -135,47 +176,108 @@ class ScheduleRunner:
             log.warning('schedule "%s" was skipped: its last run still continues', schedule.id)
             return following
         schedule = replace(schedule, last_at=now, runs=schedule.runs + 1, outcome=RUNNING)
-        if schedule.once:
-            is_ours = self._store.delete(schedule.org, schedule.owner, schedule.id)
-        else:
+        try:
             is_ours = self._store.save(schedule, before)
-        if not is_ours:  # it was deleted, or another hub has begun this run
-            return following
+        except StorageFailed:
+            self._unsure[_identify(schedule)] = missed
+            raise
+        if is_ours:  # else it was deleted, or another hub has begun this run
+            self._begin(schedule, missed)
+        return following
+
+    def _start_unsure(self) -> None:
+        """Starts the runs that were recorded although the store has failed. No other hub starts
+        them, since each found them begun. What was not recorded is still due, and may yet be
+        recorded by a statement that the server has not finished."""
+        if not self._unsure:
+            return
+        stored = {schedule.id: schedule for schedule in self._store.load_all()}
+        for run, missed in list(self._unsure.items()):
+            schedule = stored.get(run[0])
+            if schedule is not None and _identify(schedule) == run:
+                self._begin(schedule, missed)
+            elif schedule is None or schedule.runs >= run[1]:  # deleted, or begun by another hub
+                self._unsure.pop(run, None)
+
+    def _begin(self, schedule: Schedule, missed: int) -> None:
+        """Begins a run that is recorded."""
+        self._unsure = {run: count for run, count in self._unsure.items() if run[0] != schedule.id}
         if missed:
             log.warning('schedule "%s" has missed %d runs', schedule.id, missed)
         self._running.add(schedule.id)
         self._background.spawn(self._run_one(schedule, missed))
-        return following
 
     async def _run_one(self, schedule: Schedule, missed: int) -> None:
-        outcome = INTERRUPTED
+        end: RunEnd | None = RunEnd(INTERRUPTED, is_made=False)
         message = schedule.message
         if missed:
             message = f"{message}\n\n[{missed} earlier runs of this schedule were missed.]"
         try:
-            async with self._slots:
-                await self._fire(schedule, message)
-            outcome = DONE
-        except HubError as error:
-            outcome = f"failed: {error}"[:MAX_OUTCOME]
-            log.warning('schedule "%s" of agent "%s" %s', schedule.id, schedule.owner, outcome)
+            end = await self._send(schedule, message)
         finally:
             self._running.discard(schedule.id)
-            self._record(schedule, outcome)
+            if end is not None:
+                self._unrecorded[schedule.id] = schedule, end
+                try:
+                    self._record_ended()
+                except StorageFailed as error:
+                    STORAGE_OUTAGE.note(f"ends of schedules are recorded later: {error}")
+                    self.wake()
 
-    def _record(self, schedule: Schedule, outcome: str) -> None:
-        """Records how a run ended, unless the schedule was deleted or has run again meanwhile."""
-        try:
-            for now in self._store.list_schedules(schedule.org, schedule.owner):
-                if now.id == schedule.id and now.runs == schedule.runs:
-                    self._store.save(replace(now, outcome=outcome), now)
-        except StorageFailed as error:
-            log.error("%s", error)
+    async def _send(self, schedule: Schedule, message: str) -> RunEnd | None:
+        """Sends the message, and tries again while the hub itself cannot and nothing has left.
+        Returns None if the schedule was deleted meanwhile."""
+        backoff = Backoff(first=0.5, longest=30.0)
+        until = schedule.last_at + self._limits.trouble_seconds
+        while True:
+            try:
+                async with self._slots:
+                    if backoff.failures and self._find_stored(schedule) is None:
+                        return None
+                    await self._fire(schedule, message)
+                return RunEnd(DONE, is_made=True)
+            except HubError as error:
+                if is_stopping(error):
+                    return RunEnd(INTERRUPTED, is_made=False)
+                is_trouble = is_own_trouble(error)
+                if not is_trouble or self._clock() >= until:
+                    outcome = f"failed: {error}"[:MAX_OUTCOME]
+                    log.warning(
+                        'schedule "%s" of agent "%s" %s', schedule.id, schedule.owner, outcome
+                    )
+                    return RunEnd(outcome, is_made=not is_trouble)
+                if not backoff.failures:
+                    log.warning('schedule "%s": its run begins later: %s', schedule.id, error)
+            await asyncio.sleep(backoff.next_delay())
+
+    def _record_ended(self) -> None:
+        """Records how runs ended, unless the schedule was deleted or has run again meanwhile. One
+        that runs once is over with its call."""
+        for schedule, end in list(self._unrecorded.values()):
+            stored = self._find_stored(schedule)
+            if stored is not None and stored.once and end.is_made:
+                self._store.delete(stored.org, stored.owner, stored.id)
+            elif stored is not None:
+                self._store.save(replace(stored, outcome=end.outcome), stored)
+            del self._unrecorded[schedule.id]
+
+    def _find_stored(self, schedule: Schedule) -> Schedule | None:
+        """Finds the schedule of a run as it is stored, if this run is still its last."""
+        stored = self._store.list_schedules(schedule.org, schedule.owner)
+        return next((one for one in stored if _identify(one) == _identify(schedule)), None)
+
+    def _forget_old(self, schedule: Schedule, now: float) -> None:
+        """Deletes a schedule that runs once and did not end as it should, after a while."""
+        is_begun = schedule.once and schedule.runs > 0 and schedule.id not in self._running
+        if is_begun and schedule.last_at + self._limits.kept_seconds <= now:
+            self._store.delete(schedule.org, schedule.owner, schedule.id)
 
     def _mark_interrupted(self) -> None:
-        try:
-            for schedule in self._store.load_all():
-                if schedule.outcome == RUNNING:
-                    self._store.save(replace(schedule, outcome=INTERRUPTED), schedule)
-        except StorageFailed as error:
-            log.error("%s", error)
+        for schedule in self._store.load_all():
+            if schedule.outcome == RUNNING and schedule.id not in self._running:
+                self._store.save(replace(schedule, outcome=INTERRUPTED), schedule)
+
+
+def _identify(schedule: Schedule) -> tuple[str, int, float]:
+    """Identifies the last run of a schedule. Hubs that begin the same one differ in its time."""
+    return schedule.id, schedule.runs, schedule.last_at

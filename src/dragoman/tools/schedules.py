@@ -15,7 +15,7 @@ from dragoman.core.local_agents import SCHEDULE, matches_any
 from dragoman.core.ports import Schedule, ScheduleCaller, ScheduleStore
 from dragoman.core.schedule_times import find_next, parse_timing
 from dragoman.core.taint import AGENT
-from dragoman.tools.schedule_runner import build_schedule_client, build_schedule_principal
+from dragoman.tools.schedule_runner import NEVER, build_schedule_client, build_schedule_principal
 from dragoman.tools.tasks import build_call_id
 from dragoman.tools.tool_spec import (
     BoundTool,
@@ -171,10 +171,11 @@ def render_schedule(schedule: Schedule) -> dict[str, Any]:
         "schedule": schedule.spec,
         "timeZone": schedule.zone,
         "once": schedule.once,
-        "nextRun": _render_time(schedule.next_at),
         "runs": schedule.runs,
         "missed": schedule.missed,
     }
+    if schedule.next_at < NEVER:
+        shown["nextRun"] = _render_time(schedule.next_at)
     if schedule.callers:
         shown["createdFor"] = f"{schedule.callers[0].kind}:{schedule.callers[0].id}"
     if schedule.source:

@@ -128,7 +128,7 @@ function describeLocal(row, used) {
 }
 
 function describeSchedule(one) {
-  return [`${one.schedule} ${one.timeZone ?? ""}, next `, when(one.nextRun), one.lastRun ? [`, last ${one.lastOutcome} `, when(one.lastRun)] : null];
+  return [`${one.schedule} ${one.timeZone ?? ""}`, one.nextRun ? [", next ", when(one.nextRun)] : null, one.lastRun ? [`, last ${one.lastOutcome} `, when(one.lastRun)] : null];
 }
 
 async function addUsage(box, name, ctx) {
