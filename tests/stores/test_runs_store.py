@@ -77,6 +77,15 @@ async def test_runs_are_stored_found_and_pruned(
         assert await store.find("r9") is None
         assert await store.find_source("d1.0") == "source 1"
         assert await store.list_due(0.0, 10) == ["r1"]
+        await store.add(build("r0"), "source 1")
+        for _ in range(2):
+            await store.drop(build("r0"))
+            assert await store.find("r0") is None
+        await store.add(build("r0", state=RUNNING), "source 1")
+        await store.drop(build("r0"))
+        assert await store.find("r0") is not None  # it has begun
+        await store.save(build("r0", state=COMPLETED, ended_at=1.0))
+        assert await store.prune(2.0, 0) == 1
 
         labels = {"secret": LabelOrigin("t.x", "trace", "why")}
         second = build("r2", 2.0, by="bob")
@@ -152,6 +161,7 @@ async def test_hubs_that_share_a_store_work_on_their_own_runs(postgres_url: str)
         first, second = build("r1"), build("r2", 2.0)
         await a.add(first, "s")
         await b.add(replace(first, workflow="again"), "s")
+        await b.drop(first)
         assert await b.find("r1") == first  # it was started once
         assert await a.list_due(0.0, 9) == ["r1"] and not await b.list_due(0.0, 9)
         with pytest.raises(RunTaken) as raised:
@@ -193,6 +203,28 @@ async def test_hubs_that_share_a_store_work_on_their_own_runs(postgres_url: str)
         await b.save(running)
     await a.aclose()
     await b.aclose()
+
+
+async def test_a_run_that_is_still_being_added_is_dropped(postgres_url: str) -> None:
+    store = await open_postgres_runs(postgres_url, Fence(), is_shared=False)
+    with psycopg.connect(postgres_url) as db, psycopg.connect(postgres_url) as watcher:
+        watcher.autocommit = True
+        names = (
+            "id, workflow, digest, org, owner, parent, created_at, origin, inputs, state, "
+            "ended_at, wake_at, problem, output, labels, hub"
+        )
+        await store.add(build("r1"), "s")
+        copied = f"INSERT INTO dragoman.runs ({names}) SELECT 'r2', {names[4:]} FROM dragoman.runs"
+        db.execute(copied.encode())
+        dropping = asyncio.ensure_future(store.drop(build("r2")))
+        waiting = b"SELECT count(*) FROM pg_locks WHERE NOT granted"
+        async with asyncio.timeout(20):
+            while not (watcher.execute(waiting).fetchone() or (0,))[0] and not dropping.done():
+                await asyncio.sleep(0.01)
+        db.commit()
+        await dropping
+    assert await store.find("r2") is None and await store.find("r1") is not None
+    await store.aclose()
 
 
 async def test_a_database_that_cannot_be_reached_is_one_sentence() -> None:

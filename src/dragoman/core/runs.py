@@ -205,6 +205,10 @@ class RunStore(Protocol):
     async def add(self, run: Run, source: str) -> None:
         """Stores a new run with the source of its definition. A run whose id exists stays."""
 
+    async def drop(self, run: Run) -> None:
+        """Deletes a run that `add` may have stored although it failed, unless it is not this hub's
+        or has begun. Waits for an `add` that a server is still executing."""
+
     async def save(
         self,
         run: Run,

@@ -43,6 +43,7 @@ SAVE_STEP = (
     "ON CONFLICT (run, path) DO UPDATE SET started_at = excluded.started_at, "
     "awaited = excluded.awaited, body = excluded.body"
 )
+DROP_RUN = f"DELETE FROM runs WHERE id = ? AND hub = ? AND state = '{QUEUED}'"
 FIND_SOURCE = "SELECT source FROM sources WHERE digest = ?"
 FIND_RUN = f"SELECT {', '.join((*_FIXED, *_CHANGING))} FROM runs WHERE id = ?"
 LOAD_STEPS = "SELECT body FROM steps WHERE run = ? ORDER BY started_at, path"
@@ -108,6 +109,12 @@ def build_add(run: Run, source: str, hub: str = "") -> list[Statement]:
         (ADD_SOURCE, (run.digest, source)),
         (ADD_RUN, (*fixed, *_list_changing(run), hub)),
     ]
+
+
+def build_drop(run: Run, hub: str = "") -> list[Statement]:
+    """A transaction that is still adding the run is not seen by the deletion; the insertion waits
+    for its end."""
+    return [build_add(run, "", hub)[1], (DROP_RUN, (run.id, hub))]
 
 
 def build_save(

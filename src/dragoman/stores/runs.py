@@ -32,6 +32,9 @@ class SqliteRuns(LoopStore):
     async def add(self, run: Run, source: str) -> None:
         await self._store(rows.build_add(run, source))
 
+    async def drop(self, run: Run) -> None:
+        await self._store(rows.build_drop(run))
+
     async def save(
         self,
         run: Run,

@@ -115,6 +115,10 @@ class PostgresRuns:
         hub = self._fence.mark
         await self._store(rows.build_add(run, source, hub), hub)
 
+    async def drop(self, run: Run) -> None:
+        hub = self._fence.mark
+        await self._store(rows.build_drop(run, hub), hub)
+
     async def save(
         self,
         run: Run,

@@ -171,6 +171,8 @@ class Runner:
         self._turns = asyncio.Lock()
         self.unfinished: Counter[tuple[str, str]] = Counter()
         """Runs that have not ended, by org and owner."""
+        self.withheld: set[str] = set()
+        """Runs that may be stored, but whose start has not succeeded: they stay in the queue."""
         self.on_wait: Callable[[Run, StepRecord], None] = lambda run, record: None
         """Called with each step that waits, once that is stored."""
 
@@ -234,10 +236,12 @@ class Runner:
 
     # --- entry points ----------------------------------------------------------------------------
 
-    def begin(self, run: Run) -> None:
+    def begin(self, run: Run, is_untouched: bool) -> None:
         """Advances a run that was just stored: at once if there is room, or if it is the only one
-        of its owner, which need not wait for the many of another."""
-        self.announce(run)
+        of its owner, which need not wait for the many of another. One that may have been stored
+        earlier is not untouched: it may have been advanced since, and is read again."""
+        if is_untouched:
+            self.announce(run)
         if run.id in self._drivers:
             return  # it was taken from the queue meanwhile
         has_room = (
@@ -246,7 +250,7 @@ class Runner:
         if has_room and not self._is_closing:
             active = None
             with contextlib.suppress(HubError):  # the driver reports it
-                if run.digest in self._compiled:
+                if is_untouched and run.digest in self._compiled:
                     active = self._build_active(run, None, {})
             self._open_driver(run.id, active)
         else:
@@ -361,8 +365,10 @@ class Runner:
                 room = min(limits.advancing - self._busy, limits.active - count)
                 if room <= 0:
                     return  # called again when one ends
-                due = await self._store.list_due(self._clock(), room + count)
-                new = [id for id in due if id not in self._drivers][:room]
+                most = room + count + len(self.withheld)
+                due = await self._store.list_due(self._clock(), most)
+                drivers, withheld = self._drivers, self.withheld
+                new = [id for id in due if id not in drivers and id not in withheld][:room]
                 for id in new:
                     self._open_driver(id)
                 self._fills_again = self._fills_again or bool(new)
@@ -720,7 +726,7 @@ class Runner:
     async def _save(self, driver: _Driver, active: ActiveRun) -> None:
         """Stores what has changed; no call is made before that. Tries until it succeeds: what has
         happened must not happen again."""
-        children = active.children
+        children, is_first = active.children, True
         if active.changed or children or active.run.state != active.stored_state or driver.applied:
             (records, quiet), active.children = active.take_changes(), []
             changed = {path: active.hide(one) for path, one in records.items()}
@@ -730,6 +736,7 @@ class Runner:
                     await self._store.save(active.run, changed.values(), children, is_synced)
                     break
                 except StorageFailed as error:
+                    is_first = False  # all of it may be stored: the children are in the queue then
                     STORAGE_OUTAGE.note(f'run "{driver.id}" cannot be stored: {error}')
                     self._refuse_waiting(driver, error)
                     await asyncio.sleep(self._limits.retry_secs)
@@ -744,7 +751,7 @@ class Runner:
         for record in abandoned:
             self._canceller.cancel(active.run, record)
         for child, _ in children:
-            self.begin(child)
+            self.begin(child, is_untouched=is_first)
 
     def _list_sent(self, active: ActiveRun) -> list[str]:
         """Lists the steps that are about to send something."""

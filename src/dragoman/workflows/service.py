@@ -21,6 +21,7 @@ from dragoman.core.access import WhyEnded
 from dragoman.core.admin_audit import record_done
 from dragoman.core.approvals import PENDING, Approvals
 from dragoman.core.background import Background
+from dragoman.core.backoff import Backoff
 from dragoman.core.call import NOTHING, Call
 from dragoman.core.errors import (
     AuthorizationError,
@@ -75,6 +76,8 @@ EVENT_TURNS, AWAITED_TURNS = 3, 30
 """After so many of these turns, what runs wait for is read, too."""
 RETRY_SECONDS = 1.0
 """After a failure of the store."""
+ADD_SECONDS = 1.0
+"""For so long a new run that cannot be stored is tried again."""
 
 
 class WorkflowSource(Protocol):
@@ -106,6 +109,9 @@ class RunStart(Struct, frozen=True, kw_only=True):
     """The taint labels of the inputs."""
     id: str = ""
     """For a start that may be repeated: a run whose id exists is not started again."""
+    is_occurrence: bool = False
+    """Whether it is due even if this request fails, as that of a trigger is: what may be stored of
+    it then is executed. Any other run is executed only if its starter has got its id."""
 
 
 class RunService:
@@ -140,6 +146,8 @@ class RunService:
         self._build_tool = build_tool
         self._clock = clock
         self._starting = asyncio.Lock()
+        self._refused: dict[str, Run] = {}
+        """Runs whose start has failed, but which the store may have; without their inputs."""
         self._background = Background("the watches of workflow runs")
 
     async def open(self) -> None:
@@ -189,23 +197,70 @@ class RunService:
         run = self._build_run(workflow, request.inputs, origin)
         run = replace(run, labels=request.labels, id=request.id or run.id)
         # A client that disconnects now has started it, or has not.
-        return await self._background.run_to_completion(self._add(run, workflow, request.id))
+        return await self._background.run_to_completion(self._add(run, workflow, request))
 
-    async def _add(self, run: Run, workflow: Workflow, id: str) -> Run:
-        if not id:
-            return await self._add_new(run, workflow)
+    async def _add(self, run: Run, workflow: Workflow, request: RunStart) -> Run:
+        if not request.id:
+            return await self._add_new(run, workflow, request)
         async with self._starting:  # of two starts with one id, the second finds the first
-            return await self._store.find(id) or await self._add_new(run, workflow)
+            found = None if run.id in self._refused else await self._store.find(run.id)
+            return found or await self._add_new(run, workflow, request)
 
-    async def _add_new(self, run: Run, workflow: Workflow) -> Run:
-        self._runner.count(run, 1)  # before it can end
+    async def _add_new(self, run: Run, workflow: Workflow, request: RunStart) -> Run:
+        is_refused = self._refused.pop(run.id, None) is not None
+        if not is_refused:
+            self._runner.count(run, 1)  # before it can end
+            self._runner.withheld.add(run.id)
         try:
-            await self._store.add(run, workflow.source)
+            is_first = await self._store_new(run, workflow.source)
         except HubError:
-            self._runner.count(run, -1)
+            if request.is_occurrence:
+                self._runner.count(run, -1)
+                self._runner.withheld.discard(run.id)
+            else:
+                self._refuse(run)
             raise
-        self._runner.begin(run)
+        self._runner.withheld.discard(run.id)
+        self._runner.begin(run, is_untouched=is_first and not is_refused)
         return run
+
+    async def _store_new(self, run: Run, source: str) -> bool:
+        """Stores a run, and returns whether the first attempt succeeded. An answer may be lost on
+        its way from a server that has stored the run: the next attempt has the same id."""
+        loop, pauses = asyncio.get_running_loop(), Backoff(first=0.1, longest=0.4)
+        until = loop.time() + ADD_SECONDS
+        while True:
+            try:
+                await self._store.add(run, source)
+                return not pauses.failures
+            except StorageFailed:
+                if loop.time() >= until:
+                    raise
+            await asyncio.sleep(pauses.next_delay())
+
+    def _refuse(self, run: Run) -> None:
+        """Keeps a run whose start has failed from being executed. It counts as unfinished until the
+        store is known not to have it, which also limits how many there are."""
+        if not self._refused:
+            self._background.spawn(self._drop_refused())
+        self._refused[run.id] = replace(run, inputs=NOTHING)
+
+    async def _drop_refused(self) -> None:
+        while self._refused:
+            await asyncio.sleep(RETRY_SECONDS)
+            try:
+                for run in list(self._refused.values()):
+                    await self._drop(run)
+            except StorageFailed as error:
+                STORAGE_OUTAGE.note(f"refused workflow runs cannot be deleted: {error}")
+
+    async def _drop(self, run: Run) -> None:
+        async with self._starting:  # it may be started again
+            if run.id in self._refused:
+                await self._store.drop(run)
+                del self._refused[run.id]
+                self._runner.withheld.discard(run.id)
+                self._runner.count(run, -1)
 
     def build_child(
         self, name: str, inputs: Mapping[str, Any], origin: RunOrigin
@@ -315,7 +370,7 @@ class RunService:
     async def find(self, principal: Principal, id: str) -> Run:
         """Finds a run that the principal may see. Raises `NotFound`."""
         run = await self._store.find(id)
-        if run is None or not self.may_see(principal, run):
+        if run is None or id in self._refused or not self.may_see(principal, run):
             raise NotFound(f'there is no run "{id[:64]}"')
         return run
 

@@ -73,6 +73,7 @@ class TriggeredRuns:
                 trigger=occurrence.trigger,
                 labels=occurrence.labels,
                 id=id,
+                is_occurrence=True,
             )
             await self._runs.start(workflow.name, request)
             return StartedRun(id, True)

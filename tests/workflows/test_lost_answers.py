@@ -1,0 +1,158 @@
+"""A store whose answers are lost after it has stored something: nothing is executed twice, and no
+start that has failed is executed later."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.workflows.run_rig import SECONDS, RunRig, call, node, run_rig
+
+from dragoman.core.errors import StorageFailed
+from dragoman.core.principal import OWNER
+from dragoman.core.runs import COMPLETED, ENDED, FAILED, Run
+from dragoman.stores.config import StoreSettings
+from dragoman.workflows import service
+from dragoman.workflows.service import RunStart
+
+pytestmark = [pytest.mark.promise("R14"), pytest.mark.anyio]
+
+
+@pytest.fixture
+async def rig(short_tmp: Path, postgres_url: str) -> AsyncIterator[RunRig]:
+    async with run_rig(short_tmp, store=StoreSettings(url=postgres_url)) as rig:
+        rig.add("act", lambda one: "done")
+        await rig.define("inner", call("act"), expose=True)
+        yield rig
+
+
+def lose_answers(rig: RunRig, patch: pytest.MonkeyPatch, workflow: str, most: int) -> list[Run]:
+    """Lets the store keep the first run of a workflow that it is given, and fail so many times.
+    Returns a list of the runs that it was given."""
+    store = rig.service._store
+    add, tried = store.add, list[Run]()
+
+    async def fail(run: Run, source: str) -> None:
+        if run.workflow == workflow:
+            tried.append(run)
+        if run.workflow != workflow or len(tried) in (1, most + 1):
+            await add(run, source)
+        if run.workflow == workflow and len(tried) <= most:
+            rig.service._runner.fill()
+            raise StorageFailed("the connection was closed")
+
+    patch.setattr(store, "add", fail)
+    return tried
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(SECONDS):
+        while not await condition():
+            await asyncio.sleep(0.01)
+
+
+async def count_runs(rig: RunRig, workflow: str) -> int:
+    return len((await rig.service.list_runs(OWNER, workflow))[0])
+
+
+async def test_a_start_whose_answer_is_lost_begins_one_run(
+    rig: RunRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lose_answers(rig, monkeypatch, "inner", 2)
+    run = await rig.run("inner")
+    assert run.state == COMPLETED
+    await rig.until_idle()
+    assert (rig.stub.count("act"), await count_runs(rig, "inner")) == (1, 1)
+    assert not rig.service._runner.unfinished and not rig.service._runner.withheld
+
+
+async def test_a_step_whose_start_of_a_run_loses_its_answer_begins_one_run(
+    rig: RunRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await rig.define("outer", node("run", "tool.call", tool="workflow.inner"))
+    lose_answers(rig, monkeypatch, "inner", 1)
+    run = await rig.run("outer")
+    assert run.state == COMPLETED, run.problem
+    assert (rig.stub.count("act"), await count_runs(rig, "inner")) == (1, 1)
+
+
+@pytest.mark.parametrize("starter", ["client", "step"])
+async def test_a_refused_start_is_not_executed_later(
+    starter: str, rig: RunRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("ADD_SECONDS", "RETRY_SECONDS"):
+        monkeypatch.setattr(service, name, 0.05, raising=False)
+    step = node("run", "tool.call", tool="workflow.inner")
+    await rig.define("outer", {**step, "repeatable": True, "retry": {"attempts": 1}})
+    tried = lose_answers(rig, monkeypatch, "inner", 1000)
+    runner, store = rig.service._runner, rig.service._store
+    if starter == "client":
+        with pytest.raises(StorageFailed):
+            await rig.start("inner")
+    else:
+        assert (await rig.run("outer")).state == FAILED
+
+    async def is_gone() -> bool:
+        runner.fill()
+        run = await store.find(tried[0].id)
+        return run is None or run.state in ENDED
+
+    await until(is_gone)
+    assert rig.stub.count("act") == 0 and await store.find(tried[0].id) is None
+    monkeypatch.undo()
+    assert (await rig.run("inner")).state == COMPLETED
+    await rig.until_idle()
+    assert (rig.stub.count("act"), await count_runs(rig, "inner")) == (1, 1)
+
+    async def is_settled() -> bool:
+        return not runner.withheld and not runner.unfinished
+
+    await until(is_settled)
+
+
+async def test_a_refused_start_may_be_repeated_with_its_id(
+    rig: RunRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "ADD_SECONDS", 0.05)
+    request = RunStart(principal=OWNER, door="api", id="a" * 24)
+    with monkeypatch.context() as patch:
+        lose_answers(rig, patch, "inner", 1000)
+        patch.setattr(service, "RETRY_SECONDS", 60.0)
+        with pytest.raises(StorageFailed):
+            await rig.service.start("inner", request)
+    run = await rig.service.start("inner", request)
+    assert (await rig.until(run.id)).state == COMPLETED
+    await rig.until_idle()
+    assert rig.stub.count("act") == 1
+    assert not rig.service._runner.unfinished and not rig.service._runner.withheld
+
+
+async def test_a_child_whose_parent_is_stored_again_is_executed_once(
+    rig: RunRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await rig.define("outer", node("run", "workflow.run", workflow="inner"))
+    runner, store = rig.service._runner, rig.service._store
+    save, saved = store.save, list[Run]()
+
+    async def has_ended() -> bool:
+        child = await store.find(saved[0].id)
+        return child is not None and child.state in ENDED and child.id not in runner._drivers
+
+    async def lose(run: Run, steps: Any = (), children: Any = (), is_synced: bool = False) -> None:
+        if saved and children:  # the second attempt
+            await until(has_ended)
+        await save(run, steps, children, is_synced)
+        if children and not saved:
+            saved.append(children[0][0])
+            runner.fill()
+            raise StorageFailed("the connection was closed")
+
+    monkeypatch.setattr(store, "save", lose)
+    run = await rig.run("outer")
+    assert run.state == COMPLETED, run.problem
+    await rig.until_idle()
+    assert (rig.stub.count("act"), await count_runs(rig, "inner")) == (1, 1)
+    assert not runner.unfinished
