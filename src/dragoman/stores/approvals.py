@@ -65,7 +65,7 @@ SEALED = SealedTable(
 _MORE = "number, problem, ended_at, delivered"
 _HELD = "(hub = ? AND (outcome = ? OR (outcome = ? AND delivered = 0)))"
 """A call that a hub has begun. If another hub has taken it for dead, it has marked the call as
-interrupted, which the first one knows better unless the requester was told so."""
+interrupted. The first hub knows better, unless the requester has got that answer."""
 _PRINCIPAL = ("kind", "id", "org", "roles", "scopes", "behalf", "serves", "credential", "view")
 
 
