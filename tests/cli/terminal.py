@@ -134,7 +134,10 @@ class Terminal:
                 child.communicate(timeout=WAIT_SECONDS)
             finally:
                 child.kill()
-        record = self.home / "daemon.json"
-        if record.exists():  # left by `up --detach`
-            os.kill(json.loads(record.read_bytes())["pid"], signal.SIGTERM)
-            process.wait_until_gone([json.loads(record.read_bytes())["pid"]], WAIT_SECONDS)
+        try:
+            pid = json.loads((self.home / "daemon.json").read_bytes())["pid"]
+        except FileNotFoundError:
+            return
+        with contextlib.suppress(ProcessLookupError):  # left by `up --detach`
+            os.kill(pid, signal.SIGTERM)
+        process.wait_until_gone([pid], WAIT_SECONDS)

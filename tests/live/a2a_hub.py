@@ -315,6 +315,16 @@ class Caller:
         assert reply.error is None, reply.error
         return self.binding.task(reply.value)
 
+    def send_until_taken(self, *contents: Any) -> Any:
+        """The task of a message that is sent again while a store is not available."""
+
+        def take() -> Any:
+            reply = self.ask(SEND, self.binding.params(*contents))
+            assert reply.error is None or "is not available" in str(reply.error), reply.error
+            return self.binding.task(reply.value) if reply.error is None else None
+
+        return until(take)
+
     def get(self, id: str, **more: Any) -> Any:
         reply = self.ask(GET, {"id": id, **more})
         assert reply.error is None, reply.error

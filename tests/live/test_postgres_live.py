@@ -131,11 +131,12 @@ def test_a_paused_server_delays_nothing_for_long_and_calls_continue_after_it(
     finally:
         peer.resume()
     until(lambda: hub.get("/api/status").status == 200)
-    assert caller.get(task)["status"]["state"] == "TASK_STATE_COMPLETED"
-    assert caller.send("after")["status"]["state"] == "TASK_STATE_COMPLETED"
     until(lambda: "available again" in hub.log())
+    assert caller.get(task)["status"]["state"] == "TASK_STATE_COMPLETED"
+    # A server on a busy machine may answer too late once more.
+    assert caller.send_until_taken("after")["status"]["state"] == "TASK_STATE_COMPLETED"
     assert "Traceback" not in hub.log()
-    assert len(find_problems(hub)) == 2, "\n".join(find_problems(hub))
+    assert_one_line_each(find_problems(hub))
 
 
 def find_problems(hub: RunningHub) -> list[str]:
@@ -143,6 +144,15 @@ def find_problems(hub: RunningHub) -> list[str]:
     machine holds up the event loop, too."""
     lines = [line for line in hub.log().splitlines() if " ERROR " in line or " WARNING " in line]
     return [line for line in lines if "the event loop was held" not in line]
+
+
+def assert_one_line_each(lines: list[str]) -> None:
+    """Each outage has a line when it begins and one when it ends. The one that the test causes may
+    have others after it on a busy machine."""
+    begins, ends = lines[::2], lines[1::2]
+    assert len(begins) == len(ends) > 0, "\n".join(lines)
+    assert all("available again" in line for line in ends), "\n".join(lines)
+    assert not any("available again" in line for line in begins), "\n".join(lines)
 
 
 def is_answered(hub: RunningHub, status: int, text: bytes) -> bool:
@@ -190,7 +200,7 @@ def test_a_hub_waits_for_a_database_that_is_not_there_yet(
     until(lambda: record.exists() and is_ready(hub, json.loads(record.read_text())["url"]))
     assert Caller(hub, "echo").send("after")["status"]["state"] == "TASK_STATE_COMPLETED"
     until(lambda: "available again" in hub.log())
-    assert len(find_problems(hub)) == 2, "\n".join(find_problems(hub))
+    assert_one_line_each(find_problems(hub))
 
 
 def is_ready(hub: RunningHub, url: str) -> bool:
