@@ -43,6 +43,8 @@ DECK = (
     "clock ahead",
     "clock back",
 )
+COUNTS = {"lock": LOCKED_AT_A_TIME, "clock": 2}
+"""How many faults those are that consist of several."""
 HARMLESS = ("clock", "lock", "cut redis", "hang redis", "delay redis", "cut peers", "hang peers")
 """Faults in which all hubs run and reach the database."""
 _ALIVE = "SELECT id FROM dragoman.hubs WHERE heir IS NULL AND state = 'ready'"
@@ -116,7 +118,7 @@ class Truth:
             "a message": lambda: messages.send(place, key, seconds),
             "an approval": lambda: approvals.request(place, key, seconds),
             "the list of keys": lambda: self.rig.get(place, "/api/keys", seconds).json()["keys"],
-            "a registration": lambda: registrations.register(place, key, seconds),
+            "a registration": lambda: registrations.add(place, key, seconds),
             "a run": lambda: self.rig.post(place, "/api/workflows/three/run", {}, seconds).json()[
                 "run"
             ]["id"],
@@ -137,6 +139,10 @@ class Truth:
 
     def watch(self) -> None:
         """Notes how long a hub says that it is ready while nothing works."""
+        with self.rig.reporting("the watch of readiness"):
+            self._watch()
+
+    def _watch(self) -> None:
         while not self.rig.over.wait(1.0):
             for place in self.rig.places:
                 if place.paused or not self.is_ready(place):
@@ -157,7 +163,7 @@ class Chaos:
         self.outcome = rig.outcome
         self.draw = plan_faults(seed, len(rig.places))
         self.episodes: Counter[str] = Counter()
-        self._locks = 0
+        self._locks = seed
         self.truth = Truth(rig, seed)
 
     def run(self, seconds: float) -> None:
@@ -171,6 +177,7 @@ class Chaos:
             while time.monotonic() < until_at:
                 fault = self.draw()
                 self._say(f"{fault.kind} hub {fault.place} for {fault.seconds:.1f} s")
+                self.rig.mark_logs(COUNTS.get(fault.kind.split()[0], 1))
                 self._cause(fault)
                 self._check_running()
                 self.episodes[fault.kind] += 1
@@ -186,7 +193,7 @@ class Chaos:
         )
         self.outcome.figures["longest untrue readiness, s"] = round(self.truth.longest, 1)
         self.outcome.figures["faults"] = sum(self.episodes.values())
-        judge_logs(self.rig, sum(self.episodes.values()))
+        judge_logs(self.rig)
 
     def _say(self, text: str) -> None:
         print(f"{time.strftime('%H:%M:%S')}     seed {self.seed}: {text}", flush=True)

@@ -11,6 +11,8 @@ import socket
 import tempfile
 import threading
 import time
+import traceback
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -97,15 +99,22 @@ function = "faults.ledger:work"
 
 
 class LedgerModel(ScriptedModel):
-    """The model of agents with a schedule: each request of a run is an effect."""
+    """The model of agents with a schedule and of conversations: each request for a run of a
+    schedule is an effect."""
 
     def __init__(self, ledger: Path) -> None:
         super().__init__()
         self._ledger = ledger
+        self.asked: dict[str, str] = {}
+        """All messages of the last request for each turn of a conversation."""
 
     def take(self, body: dict[str, Any]) -> Answer:
-        found = re.findall(r"tick of (\w+)", str(body.get("messages")))
-        note(self._ledger, "begun", f"schedule {found[-1] if found else 'unknown'}")
+        text = str(body.get("messages"))
+        if words := re.findall(r"word \d+ \d+\.", text):
+            self.asked[words[-1]] = text
+        else:
+            found = re.findall(r"tick of (\w+)", text)
+            note(self._ledger, "begun", f"schedule {found[-1] if found else 'unknown'}")
         return say("done")
 
 
@@ -147,16 +156,37 @@ class ChaosRig:
     valkey: ValkeyServer
     links: Links
     agents: Agents
+    model: LedgerModel
     clock: Shim | None
     """Of PostgreSQL; None where the machine has no compiler for it."""
     outcome: Outcome
     over: threading.Event = field(default_factory=threading.Event)
     settled_by: float = 0.0
     """When all that was begun must have ended."""
+    decided: Counter[str] = field(default_factory=Counter)
+    """The steps of each run that a person has skipped."""
+    log_marks: list[tuple[int, list[int]]] = field(default_factory=list)
+    """How many faults began at a time, and how much each hub had logged by then."""
 
     @property
     def ledger(self) -> Path:
         return self.folder / "ledger"
+
+    def mark_logs(self, faults: int = 1) -> None:
+        """Notes that so many faults begin."""
+        self.log_marks.append((faults, [len(place.read_log()) for place in self.places]))
+
+    def find_request(self, word: str) -> str:
+        """All messages with which the model was asked for that turn."""
+        return self.model.asked.get(word, "")
+
+    @contextmanager
+    def reporting(self, work: str) -> Iterator[None]:
+        """Reports what ends a thread: an experiment without its load or its watch shows nothing."""
+        try:
+            yield
+        except Exception:
+            self.outcome.fail(f"{work} ended: {traceback.format_exc()[-1_500:]}")
 
     def start_hub(self, place: Place) -> None:
         variables = {"PYTHONPATH": str(ROOT), VARIABLE: str(self.ledger)}
@@ -253,9 +283,10 @@ def run_chaos_rig(
         valkey = stack.enter_context(run_valkey())
         links = stack.enter_context(run_links())
         agents = stack.enter_context(serving_agents())
-        model = stack.enter_context(running_model(LedgerModel(folder / "ledger")))
+        asked = LedgerModel(folder / "ledger")
+        model = stack.enter_context(running_model(asked))
         ledger = stack.enter_context(run_ledger(folder / "ledger"))
-        rig = ChaosRig(folder, [], postgres, database, valkey, links, agents, clock, outcome)
+        rig = ChaosRig(folder, [], postgres, database, valkey, links, agents, asked, clock, outcome)
         for number in range(count):
             listen = _find_port()
             given = database_links[number] if database_links is not None else None

@@ -197,16 +197,20 @@ EXPERIMENTS = [
     Experiment(
         "cluster chaos",
         "three hubs with the default lease, under MCP calls, A2A messages with idempotency keys, "
-        "runs, approvals, registrations and schedules of workflows and agents, ten minutes for "
-        "each of three seeds, in a random order: hubs are paused for 1 to 30 s, killed, stopped, "
+        "conversations, runs, approvals, registrations, changes of policies and schedules of "
+        "workflows and agents, ten minutes for each of three seeds, in a random order: hubs are "
+        "paused for 1 to 30 s, killed, stopped, "
         "cut off from PostgreSQL, Valkey and each other (closed, hanging, late by 0.7 s); rows of "
         "each table are locked for a second; the clock of PostgreSQL steps by 10 s, ahead and back",
-        "no acknowledged task, run, approval or registration is lost or differs at a hub; runs end "
-        "as completed, tasks as completed or interrupted; by a ledger outside of the hubs, each "
-        "answered call has its effect and nothing has two; no time of a schedule is fired twice; "
-        "each idempotency key can be used again and has its task; all hubs are ready and write to "
-        "each store within 10 s after the last fault, and none says so for longer while it cannot; "
-        "no traceback, no complaint more than twice for each fault; the audit logs verify",
+        "no acknowledged task, run, approval, registration or policy is lost or differs at a hub; "
+        "runs end as completed, tasks and approved calls as completed or interrupted; by a ledger "
+        "outside of the hubs, each answered call and each step that was not skipped has its effect "
+        "and nothing has two; no time of a schedule is fired twice, none of a workflow is left "
+        "out, and agents are asked every four minutes at least; each idempotency key can be used "
+        "again and has its task; all hubs are ready, list keys and store a message, an approval, a "
+        "registration and a run within 10 s after the last fault, and none says so for longer "
+        "while it cannot; no traceback, no text of a complaint more than twice from one fault to "
+        "the next; the audit logs verify",
         chaos.cause_chaos, 600, 60, seeds=3,
     ),
     Experiment(
@@ -214,9 +218,10 @@ EXPERIMENTS = [
         "each statement that one of two hubs sends to PostgreSQL under the same load fails with "
         "55P03, 57014, 40P01 and 40001, is answered 3 s late, or finds its connection closed, "
         "before and after the server has executed it; statements of timers of more than some "
-        "seconds are left out; then one statement of a start fails in each of 40 starts",
-        "each time, the hub is ready and writes to each store within 10 s, 20 s after a start; at "
-        "the end as with cluster chaos",
+        "seconds, and those of logins, users and pins, are left out; then one statement of a start "
+        "fails in each of 40 starts",
+        "each time, the hub is ready and does what it does after cluster chaos within 10 s, 20 s "
+        "after a start; at the end as with cluster chaos",
         failing_statements.fail_statements, 5_000, 20,
     ),
     Experiment(

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 from faults.chaos import DECK, plan_faults
-from faults.chaos_loads import list_repeated
+from faults.chaos_loads import find_effects, list_gaps, list_repeated
+from faults.chaos_rig import ChaosRig
+from faults.harness import Outcome
+from faults.hub_logs import judge_logs
 from faults.ledger import count_effects, note
 from faults.links import CUT, PASS, run_links
 from faults.statements import CLOSED_AFTER, CLOSED_BEFORE, CODES, StatementLink
@@ -41,6 +46,67 @@ def test_run_of_a_schedule_in_a_minute_that_had_one_is_a_repetition(
     moments: list[float], repeated: int
 ) -> None:
     assert len(list_repeated([MINUTE + moment for moment in moments])) == repeated
+
+
+@pytest.mark.parametrize(
+    ("why", "effects"),
+    [
+        ("it was interrupted: the hub was stopped while it worked on this", (0, 1)),
+        ("it was not begun: the hub was stopped before it could begin", (0,)),
+        ("keys cannot be checked: the server did not answer", ()),
+    ],
+)
+def test_failed_task_is_excused_by_a_stop_of_its_hub_alone(
+    why: str, effects: tuple[int, ...]
+) -> None:
+    assert find_effects(why) == effects
+
+
+def test_gap_between_times_of_a_schedule_is_found() -> None:
+    assert list_gaps([120.0, 0.0, 60.1], 60.0) == []
+    assert list_gaps([0.0, 60.0, 180.0], 60.0) == [120.0]
+
+
+@dataclass
+class LoggedHub:
+    number: int
+    log: str = ""
+
+    def read_log(self) -> str:
+        return self.log
+
+
+def build_rig(*hubs: LoggedHub) -> ChaosRig:
+    """A rig of hubs that only log."""
+    none: Any = None
+    places: Any = list(hubs)
+    return ChaosRig(Path(), places, none, "", none, none, none, none, None, Outcome())
+
+
+def judge_lines(*parts: str) -> list[str]:
+    """The failures of a hub that logs each part from one fault to the next."""
+    hub = LoggedHub(0)
+    rig = build_rig(hub)
+    for part in parts:
+        rig.mark_logs()
+        hub.log += part
+    judge_logs(rig)
+    return rig.outcome.failures
+
+
+def test_complaint_is_allowed_twice_from_one_fault_to_the_next() -> None:
+    line = "2026-11-18 WARNING the database is away: no answer within {} s\n"
+    assert not judge_lines(line.format(1) + line.format(2), line.format(3))
+    (failure,) = judge_lines(line.format(1), line.format(2) * 3, "")
+    assert "3 times after 1 faults" in failure
+    assert any("traceback" in one for one in judge_lines("Traceback (most recent call last):\n"))
+
+
+def test_thread_that_ends_by_an_error_fails_the_experiment() -> None:
+    rig = build_rig()
+    with rig.reporting("the load"):
+        int("of a client")
+    assert "the load ended" in rig.outcome.failures[0]
 
 
 def test_ledger_counts_what_has_begun(tmp_path: Path) -> None:

@@ -191,6 +191,16 @@ def test_an_error_of_the_drivers_own_state_ends_with_its_connection(
     assert len(read(apples, "apples")) == 1
 
 
+def test_an_error_of_a_statement_costs_no_connection(server: PostgresServer) -> None:
+    apples = server.open(APPLES)
+    add(apples, "apples", 1, "before")
+    before = find_lane(apples)._connection
+    with pytest.raises(sqlite3.Error, match="does not exist"):
+        read(apples, "oranges")
+    assert len(read(apples, "apples")) == 1
+    assert find_lane(apples)._connection is before is not None
+
+
 async def test_a_lane_of_the_event_loop_is_used_again_only_if_it_is_idle(
     server: PostgresServer, other: psycopg.Connection[Any]
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import threading
@@ -99,6 +100,7 @@ async def _serve(
             if stop is not None or not is_outage(config, error):
                 raise
             await wait_for_database(home, config, error, ended)
+            gc.collect()  # the parts of this start, before the next one exempts what it finds
             continue
         try:
             with _explain_damage(home):

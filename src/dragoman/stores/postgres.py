@@ -82,9 +82,10 @@ _TRIAL: Sequence[Statement] = (
 )
 """Needs what a write does: the right to it, the lock of a table, the id of a transaction. Changes
 no row, so that hubs do not wait for each other."""
-_DRIVER_STATE = (psycopg.ProgrammingError, psycopg.NotSupportedError)
-"""Errors of statements that are right: what the driver or the server has prepared for an earlier
-one is not, and stays so while the connection lasts."""
+_PREPARED = frozenset(("26000", "42P05", "0A000", "42601"))
+"""SQLSTATEs of statements that are right: what the driver or the server has prepared for an earlier
+one is not, and stays so while the connection lasts. No other error of a statement costs a
+connection."""
 # By JSON, because databases of earlier versions do not have the column.
 _OLDEST = "coalesce((to_jsonb(v) ->> 'oldest')::bigint, number)"
 _FIND_VERSION = f"SELECT number, {_OLDEST} FROM {SCHEMA}.versions v WHERE store = $1"
@@ -134,6 +135,14 @@ def _prepare(connection: DeadlineConnection, seconds: float) -> None:
         f"SET lock_timeout = {max(limit // 3, 100)}; SET client_encoding = 'UTF8'; "
         f"{IDLE}; {READ_ONLY}; SET default_transaction_isolation = 'read committed'"
     )
+
+
+def _is_unfit(error: psycopg.Error | OSError) -> bool:
+    """Whether a connection that is open cannot be used again after this error. One without a
+    SQLSTATE comes from the driver, about its own state."""
+    if not isinstance(error, psycopg.ProgrammingError | psycopg.NotSupportedError):
+        return False
+    return error.sqlstate is None or error.sqlstate in _PREPARED
 
 
 def _convert(error: psycopg.Error | OSError) -> sqlite3.Error:
@@ -621,7 +630,7 @@ class PostgresConnection:
             return run(connection)
         except (psycopg.Error, OSError) as error:
             if connection is not None and not connection.closed:
-                if isinstance(error, _DRIVER_STATE):
+                if _is_unfit(error):
                     self._drop()
                 raise _convert(error) from error
             self._drop()
