@@ -235,6 +235,16 @@ async def test_policy_is_created_listed_disabled_enabled_and_deleted(tmp_path: P
         assert (await at.ask("GET", "/api/policies/mine"))["status"] == 404
 
 
+async def test_warning_about_a_policy_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    vague = '@id("vague") forbid (principal, action, resource == Hub::Tool::"none.there");'
+    async with hub(tmp_path) as at:
+        for name, text in {"vague": vague, "mine": NO_WIPING}.items():
+            assert (await at.ask("POST", "/api/policies", {"name": name, "text": text}))["ok"]
+    assert caplog.text.count('it names an unknown Tool::"none.there"') == 1
+
+
 @pytest.mark.promise("R11")
 async def test_unusable_policy_set_is_refused_with_all_errors(tmp_path: Path) -> None:
     bad = 'permit (principal, action, resource);\n@id("a") forbid (principal, action, resurce);'

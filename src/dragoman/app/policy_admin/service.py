@@ -207,8 +207,10 @@ class PolicyService:
         except (StorageFailed, ShuttingDown) as error:  # the files are in force all the same
             log.error("a change of the policies is not in the audit log: %s", error)
         log.info("policies %s are in force, by %s", new.hash, author)
+        known = set(map(str, old.warnings))
         for warning in new.warnings:
-            log.warning("%s", warning)
+            if str(warning) not in known:  # of a policy that has not changed, it was logged before
+                log.warning("%s", warning)
         self._bus.emit(PolicyChanged(new.hash, ""))
         self._touch_catalogs()
 
