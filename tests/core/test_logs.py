@@ -58,13 +58,13 @@ def test_an_outage_is_one_line_when_it_begins_and_one_when_it_has_ended(
         for now in (0.0, 0.2, 1.0, 3.9):
             outage.note(f"store {now} cannot be read")
             outage.check_end()
-        now = 6.8
+        now = 8.8
         outage.check_end()
         assert len(caplog.records) == 1
-        now = 7.0
+        now = 9.0
         outage.check_end()
         outage.check_end()
-        now = 8.0
+        now = 10.0
         outage.note("the next one")
         now = 20.0
         outage.note("the one after it")  # nothing has checked meanwhile

@@ -338,9 +338,11 @@ class Refusing(DatabaseTaskStore):
     """A store on a disk that may be full."""
 
     full = False
+    refused = 0
 
     def save(self, changes: Sequence[TaskChange]) -> list[tuple[int, int]]:
         if self.full:
+            self.refused += 1
             raise StorageFailed("the disk is full")
         return super().save(changes)
 
@@ -359,8 +361,9 @@ async def test_failed_save_is_retried(tmp_path: Path, caplog: pytest.LogCaptureF
     with pytest.raises(StorageFailed):
         tasks.flush()
     async with asyncio.timeout(60):
-        while "cannot be stored" not in caplog.text:
+        while store.refused < 6:
             await asyncio.sleep(0.005)
+    assert caplog.text.count("cannot be stored") == 1  # one line for an outage
     assert [entry.event.get("words") for entry in task.entries_after(0)][:2] == ["first", "second"]
     store.full = False
     async with asyncio.timeout(60):

@@ -308,7 +308,7 @@ async def test_hubs_decide_by_themselves_while_redis_is_away(how: str) -> None:
                 assert not one.is_shared and not other.is_shared
                 outage.check(rate)
                 back()
-                assert await until(lambda: one.is_shared and other.is_shared, 5.0) < 5.0
+                await until(lambda: one.is_shared and other.is_shared)
                 await asyncio.sleep(0.2)
                 outage.check(rate)
 
@@ -326,7 +326,7 @@ async def test_a_slow_server_is_left_alone_until_it_is_fast(server: ValkeyServer
         await asyncio.sleep(0.8)
         assert not limiter.is_shared
         proxy.delay = 0.0
-        await until(lambda: limiter.is_shared, 5.0)
+        await until(lambda: limiter.is_shared)
         outage.check(rate)
 
 

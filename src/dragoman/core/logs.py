@@ -209,7 +209,7 @@ class Outage:
     """Logs what many parts report while something is away: one line when it begins, one when it has
     ended. The others are of level DEBUG. Threads may share it."""
 
-    QUIET_SECONDS = 3.0
+    QUIET_SECONDS = 5.0
     """It has ended when nothing was reported for so long: the parts try again more often."""
 
     def __init__(self, what: str, clock: Callable[[], float] = time.monotonic) -> None:

@@ -24,6 +24,7 @@ from dragoman.core.errors import (
     ShuttingDown,
     WorkFailed,
 )
+from dragoman.core.logs import STORAGE_OUTAGE
 from dragoman.core.ports import EndedTask, StoredPush, StoredTask, TaskChange, TaskStore
 from dragoman.core.principal import Principal
 from dragoman.core.structs import Struct
@@ -150,7 +151,7 @@ class TaskRegistry(Generic[R]):
             try:
                 self.flush()
             except HubError as error:  # what has happened to them is stored later
-                log.error("tasks cannot be stored: %s", error)
+                STORAGE_OUTAGE.note(f"tasks cannot be stored: {error}")
             await asyncio.sleep(0)
 
     def _admit(self, found: Sequence[tuple[StoredTask, Task[R]]]) -> None:
@@ -376,8 +377,10 @@ class TaskRegistry(Generic[R]):
         try:
             self.flush()
         except Exception as error:
-            is_bug = not isinstance(error, HubError)
-            log.error("tasks cannot be stored: %s", error, exc_info=is_bug)
+            if isinstance(error, HubError):
+                STORAGE_OUTAGE.note(f"tasks cannot be stored: {error}")
+            else:
+                log.exception("tasks cannot be stored")
             loop = asyncio.get_running_loop()
             self._save_timer = loop.call_later(self._limits.retry_seconds, self._save)
 

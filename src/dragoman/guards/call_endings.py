@@ -15,6 +15,7 @@ from typing import NamedTuple
 from dragoman.core.approvals import ApprovalStore, StoredApproval
 from dragoman.core.backoff import Backoff
 from dragoman.core.errors import StorageFailed
+from dragoman.core.logs import STORAGE_OUTAGE
 from dragoman.core.structs import Struct, replace
 
 log = logging.getLogger(__name__)
@@ -62,7 +63,7 @@ class CallEndings:
         try:
             self.store()
         except StorageFailed as error:
-            log.error("approval %s: how its call ended is stored later: %s", id, error)
+            STORAGE_OUTAGE.note(f"approval {id}: how its call ended is stored later: {error}")
 
     def find(self, id: str) -> CallEnding | None:
         """The ending of a call that is not stored yet."""

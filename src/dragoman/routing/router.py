@@ -17,6 +17,7 @@ from dragoman.core.agent_tool import DATA, MESSAGE
 from dragoman.core.call import Call, Notes
 from dragoman.core.errors import StorageFailed
 from dragoman.core.hub import Hub
+from dragoman.core.logs import STORAGE_OUTAGE
 from dragoman.core.routing import OutcomeKey, RoutingDecision, RoutingStore
 from dragoman.core.structs import Struct, replace
 from dragoman.core.tool import Tool
@@ -142,7 +143,7 @@ class Router:
         try:
             self._decisions.add_attempt(decision, attempt)
         except StorageFailed as error:  # the work is done; the audit log has the call
-            log.error("the end of a dispatch cannot be stored: %s", error)
+            STORAGE_OUTAGE.note(f"the end of a dispatch cannot be stored: {error}")
 
     def record_outcome(
         self, org: str, agent: str, work_type: str, is_success: bool, usage: Mapping[str, Any]
@@ -150,7 +151,7 @@ class Router:
         try:
             self._outcomes.record(OutcomeKey(org, agent, work_type), is_success, usage)
         except StorageFailed as error:
-            log.error("the outcome of a dispatch cannot be stored: %s", error)
+            STORAGE_OUTAGE.note(f"the outcome of a dispatch cannot be stored: {error}")
 
     def explain(self, id: str, org: str, caller: str | None) -> dict[str, Any] | None:
         """Finds a decision of an org. `caller` is the reader; None: an administrator, who sees the

@@ -45,7 +45,7 @@ class LinkLimits(Struct, frozen=True):
     longest_retry: float = 1.0
     beat_seconds: float = 1.0
     """How often the connection is tested."""
-    steady_seconds: float = 1.0
+    steady_seconds: float = 2.0
     """How long a server that was away must answer before it is used again: twice as long each time
     it is away again soon, up to `longest_steady`."""
     longest_steady: float = 30.0

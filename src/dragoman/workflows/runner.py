@@ -548,7 +548,7 @@ class Runner:
         except RunTaken:
             return
         except StorageFailed as problem:
-            log.error('run "%s" cannot be stored: %s', id, problem)
+            STORAGE_OUTAGE.note(f'run "{id}" cannot be stored: {problem}')
             driver.is_retried = True
             await asyncio.sleep(self._limits.retry_secs)
         else:

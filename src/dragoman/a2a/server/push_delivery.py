@@ -31,6 +31,7 @@ from dragoman.core.access import WhyEnded, explain_lost_access
 from dragoman.core.background import start_task
 from dragoman.core.backoff import Backoff
 from dragoman.core.errors import HubError, Overloaded, StorageFailed
+from dragoman.core.logs import STORAGE_OUTAGE
 from dragoman.core.ports import StoredPush, TaskStore
 from dragoman.core.principal import Principal
 from dragoman.core.structs import Struct
@@ -371,7 +372,7 @@ class PushNotifier:
         try:
             self._store.save_push(hook.build_row())
         except StorageFailed as error:
-            log.error("the cursor of %s cannot be stored: %s", hook.label, error)
+            STORAGE_OUTAGE.note(f"the cursor of {hook.label} cannot be stored: {error}")
 
 
 # --- one webhook -----------------------------------------------------------------------------
