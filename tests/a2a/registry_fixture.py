@@ -202,6 +202,7 @@ async def run_registry(
     ).build()  # fmt: skip
     made = RegistryRig(hub, parsed, state, agents, store, pins, audit)
     try:
+        await agents.registry.load_stored()
         if start:
             await agents.start(parsed, state, None, lambda principal: "", None)
         yield made

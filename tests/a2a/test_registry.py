@@ -198,7 +198,7 @@ async def test_configured_name_is_not_lost_to_a_registered_agent(
         async with run_registry(tmp_path, external("ops", agent.url)) as again:
             await again.until(lambda: "ops.deploy" in again.tools())
             assert again.one("ops")["url"] == agent.url
-            assert other.url not in str(again.listed.list_agents(permit_all, secret=True))
+            assert other.url not in str(await again.listed.list_agents(permit_all, secret=True))
             assert agent.url in again.agents.failures["ops"]
 
 
@@ -310,7 +310,7 @@ async def test_hidden_agent_is_not_found(tmp_path: Path) -> None:
             asked.append(tool)
             return tool.target.name != "Hidden"
 
-        assert [row["name"] for row in here.listed.list_agents(may, secret=False)] == ["Open"]
+        assert [row["name"] for row in await here.listed.list_agents(may, secret=False)] == ["Open"]
         for key in ("Hidden", "hiddem", "hidden"):
             with pytest.raises(NotFound) as caught:
                 here.listed.get_agent(key, may, secret=False)

@@ -52,16 +52,18 @@ async def test_token_from_the_environment_is_sent_only_to_its_agent(
             assert elsewhere.served.requests
             assert not any("authorization" in one.headers for one in elsewhere.served.requests)
             told = [
-                here.listed.list_agents(permit_all, secret=True),
+                await here.listed.list_agents(permit_all, secret=True),
                 row,
-                here.listed.list_status(),
+                await here.listed.list_status(),
                 here.reasons,
             ]
             assert SECRET not in json.dumps(told) and SECRET not in caplog.text
             assert "env:DRAGOMAN_AGENT_OPS" in json.dumps(
-                here.listed.list_agents(permit_all, secret=True)
+                await here.listed.list_agents(permit_all, secret=True)
             )
-            assert "AGENT_OPS" not in json.dumps(here.listed.list_agents(permit_all, secret=False))
+            assert "AGENT_OPS" not in json.dumps(
+                await here.listed.list_agents(permit_all, secret=False)
+            )
     kept = b"".join(path.read_bytes() for path in tmp_path.iterdir() if path.is_file())
     assert SECRET.encode() not in kept and b"env:DRAGOMAN_AGENT_OPS" in kept
 
@@ -268,7 +270,7 @@ async def test_stored_agent_with_a_forbidden_reference_is_kept_unused(
             row = here.one("ops")
             assert (row["health"], row["enabled"]) == ("unknown", True) and not row["tools"]
             assert "is not used" in row["reason"] and "credential_env" in row["reason"]
-            assert [one["refused"] for one in here.listed.list_status()] == [True, True]
+            assert [one["refused"] for one in await here.listed.list_status()] == [True, True]
             changed = await here.listed.change("ops", {"trustLevel": "trusted"})
             assert "credential_env" in changed["reason"] and not agent.served.requests
             await here.listed.refetch("ops")

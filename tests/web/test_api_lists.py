@@ -68,7 +68,7 @@ class Sources:
     def ready(self) -> str | None:
         return None
 
-    def status(self) -> Mapping[str, Any]:
+    async def status(self) -> Mapping[str, Any]:
         return {}
 
     def server_states(self) -> Mapping[str, Any]:

@@ -40,7 +40,7 @@ class Plain:
     def ready(self) -> str | None:
         return self.waiting
 
-    def status(self) -> Mapping[str, Any]:
+    async def status(self) -> Mapping[str, Any]:
         raise RuntimeError("this crashes")
 
     def server_states(self) -> Mapping[str, Any]:

@@ -87,6 +87,7 @@ class App:
 
     async def start(self) -> None:
         parts = self.parts
+        await parts.agents.registry.load_stored()
         config = parts.live.config
         http_path, mcp_path = home_files.find_socket_paths(str(parts.home))
         mounts = {**parts.mcp.mounts, **parts.events.mounts}

@@ -306,7 +306,7 @@ class Agents:
         `owners` are the other hubs of a cluster."""
         if self.a2a is not None:
             self.a2a.start(why_ended)
-        self.registry.start()
+        await self.registry.start()
         port = config.a2a.grpc_port
         if self.a2a is not None and port is not None and authenticate is not None:
             from dragoman.a2a.server.grpc_server import A2aGrpcServer  # needs an extra
@@ -406,7 +406,7 @@ class AgentsBuilder:
     def _build_registry(self) -> Registry:
         """External agents are tools even if the hub does not serve A2A."""
         config, catalog, home = self.live.config, self.hub.catalog, self.home
-        rules = self.live.secrets.rules
+        rules, check_message = self.live.secrets.rules, compile_schema(SCHEMA)
 
         def build_remote(entry: ExternalAgent, source: str) -> RemoteAgent:
             credentials = AgentCredentials(
@@ -438,6 +438,7 @@ class AgentsBuilder:
                 timeout=config.bridge.timeout_secs,
                 store=self.stores.conversations,
                 clients=clients,
+                check_message=check_message,
             )
 
         def list_others() -> Iterator[tuple[str, str]]:

@@ -85,7 +85,7 @@ class RecordQueries:
             only["origin"] = caller
         return self._usage.summarize(["agent", "model"], since, only)
 
-    def list_nodes(self) -> Sequence[Mapping[str, Any]]:
+    async def list_nodes(self) -> Sequence[Mapping[str, Any]]:
         servers = [
             {
                 "id": one["name"],
@@ -104,7 +104,7 @@ class RecordQueries:
                 "state": one["state"],
                 "tools": one["skills"],
             }
-            for one in self._registry.list_status()
+            for one in await self._registry.list_status()
         ]
         local = [
             {"id": name, "kind": "agent", "label": name, "state": "healthy", "tools": 0}

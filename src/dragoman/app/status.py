@@ -59,7 +59,7 @@ class HubStatus:
             "connections": {"limit": limits.connections, "each": limits.connections // 2},
         }
 
-    def status(self) -> Mapping[str, Any]:
+    async def status(self) -> Mapping[str, Any]:
         parts, state = self._parts, self._parts.state
         return {
             "version": __version__,
@@ -77,7 +77,7 @@ class HubStatus:
             "tools": len(parts.catalogs.tools),
             "agents": {
                 "local": list(parts.agents.local.by_name),
-                "remote": self._registry.list_status(),
+                "remote": await self._registry.list_status(),
                 "failed": parts.agents.failures,
                 "a2a": parts.agents.a2a is not None,
                 "grpc_port": state.grpc_port,

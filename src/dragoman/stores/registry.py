@@ -6,7 +6,7 @@ received: the last fifty of an agent within a few megabytes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -46,9 +46,21 @@ TABLES = StoreTables("registry", DATABASE, MIGRATIONS, counted="registry")
 
 SEALED = SealedTable("agents", "agent", ("id", "org", "slug", "row"))
 
+PAGE = 200
+"""Agents that are read at once: reading ten thousand takes too long for the event loop."""
 MAX_CARDS = 50
 MAX_CARD_BYTES = 4 * 1024 * 1024
 """Of all cards of an agent; the last two are kept whatever they have."""
+
+
+class _NamedEntry(msgspec.Struct):
+    name: str
+
+
+class _NamedRow(msgspec.Struct):
+    """The part of a row that has its agent's name."""
+
+    entry: _NamedEntry
 
 
 class RegistryStore(LoopStore):
@@ -58,16 +70,36 @@ class RegistryStore(LoopStore):
 
     def list_agents(self) -> list[dict[str, Any]]:
         """In the order of their slugs."""
-        selection = self._seals.build_selection(SEALED)
-        rows = self._read(f"SELECT {selection} FROM agents ORDER BY slug")
+        return list(self.iterate_agents())
+
+    def iterate_agents(self) -> Iterator[dict[str, Any]]:
+        """Lists the same in pages. What is stored meanwhile may be missing."""
         try:
-            return [
-                msgspec.json.decode(row[3], type=dict[str, Any])
-                for row in rows
-                if self._seals.admits(SEALED, row)
-            ]
+            for data in self._iterate_rows():
+                yield msgspec.json.decode(data, type=dict[str, Any])
         except msgspec.DecodeError as error:
             raise self._build_read_error(error) from error
+
+    def list_names(self) -> list[str]:
+        """Lists the names of the agents, and decodes nothing else of them."""
+        try:
+            decode = msgspec.json.Decoder(_NamedRow).decode
+            rows = self._read(f"SELECT {self._seals.build_selection(SEALED)} FROM agents")
+            return [decode(row[3]).entry.name for row in rows if self._seals.admits(SEALED, row)]
+        except msgspec.DecodeError as error:
+            raise self._build_read_error(error) from error
+
+    def _iterate_rows(self) -> Iterator[str]:
+        query = (
+            f"SELECT {self._seals.build_selection(SEALED)} FROM agents "
+            f"WHERE (org, slug) > (?, ?) ORDER BY org, slug LIMIT {PAGE}"
+        )
+        after = "", ""
+        while page := self._read(query, after):
+            for row in page:
+                if self._seals.admits(SEALED, row):
+                    yield row[3]
+            after = page[-1][1], page[-1][2]
 
     def save_agent(self, row: Mapping[str, Any]) -> None:
         """`row` has an `id`, an `org` and a `slug`; it is kept when this returns."""

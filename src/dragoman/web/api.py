@@ -103,7 +103,7 @@ class StatusSource(Protocol):
     def ready(self) -> str | None:
         """Returns None when ready, otherwise the reason."""
 
-    def status(self) -> Mapping[str, Any]: ...
+    async def status(self) -> Mapping[str, Any]: ...
 
     def server_states(self) -> Mapping[str, Any]:
         """Returns the states of the servers, without their tools."""
@@ -271,7 +271,7 @@ class Api:
 
     @route("GET /api/status", "The hub: version, uptime, counts", right="")
     async def _get_status(self, request: ApiRequest) -> ApiResponse:
-        status = self._sources.status()
+        status = await self._sources.status()
         if self._is_admin(request):
             return build_response(status)
         public = {name: value for name, value in status.items() if name in PUBLIC_STATUS}

@@ -24,7 +24,7 @@ CARD_NUMBER = {"type": "integer", "minimum": 1, "maximum": 9_999}
 class AgentSource(Protocol):
     """The registry; a key is an id, a slug or a name. Results are plain JSON objects."""
 
-    def list_agents(self, may: IsAllowed, *, secret: bool) -> list[dict[str, Any]]:
+    async def list_agents(self, may: IsAllowed, *, secret: bool) -> list[dict[str, Any]]:
         """Lists the agents that `may` allows. With `secret`, includes the references of their
         credentials and their cards as received, quarantined or not."""
 
@@ -54,7 +54,7 @@ class AgentsApi:
     @route("GET /api/a2a/agents", "The remote agents and their health", (404,))
     async def _list(self, request: ApiRequest) -> ApiResponse:
         may, secret = self._visibility(request.principal)
-        agents = self._source.list_agents(may, secret=secret)
+        agents = await self._source.list_agents(may, secret=secret)
         return build_response({"agents": agents, "total": len(agents)})
 
     @route("GET /api/a2a/agents/{name}", "One agent by id, slug or name, with its card", (404,))

@@ -74,7 +74,7 @@ class RecordSource(Protocol):
     async def summarize(self, wanted: RecordQuery, minutes: int) -> Mapping[str, Any]:
         """Summarizes the calls of the last minutes as nodes and edges."""
 
-    def list_nodes(self) -> Sequence[Mapping[str, Any]]:
+    async def list_nodes(self) -> Sequence[Mapping[str, Any]]:
         """Lists the servers and agents that the hub knows, for administrators."""
 
     def find_usage(self, trace: str, caller: str) -> Sequence[Mapping[str, Any]]:
@@ -172,7 +172,7 @@ class RecordsApi:
         found = dict(await self._source.summarize(self._restrict(request.caller), minutes))
         if self._is_admin(request.caller):
             known = {node["id"]: dict(node) for node in found["nodes"]}
-            for node in self._source.list_nodes():
+            for node in await self._source.list_nodes():
                 known[node["id"]] = {**known.get(node["id"], {}), **node}
             found["nodes"] = list(known.values())
         return build_response({"minutes": minutes, **found})

@@ -59,6 +59,9 @@ class RegisteredAgents:
     def find_slug(self, slug: str) -> RegisteredAgent | None:
         return self._by_slug.get(slug)
 
+    def find_id(self, id: str) -> RegisteredAgent | None:
+        return self._by_id.get(id)
+
     def list_namespaces(self) -> dict[str, str]:
         """The names of the agents by what the names of their tools begin with."""
         found: dict[str, str] = {}

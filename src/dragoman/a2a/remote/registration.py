@@ -83,6 +83,8 @@ def create_registration(entry: ExternalAgent, at: float, source: str = API) -> A
 
 
 _STORED = ("id", "org", "slug", "created", "updated")
+_KNOWN = frozenset(ExternalAgent.__struct_fields__) - {"oauth"}
+"""The API cannot set oauth, whose references only config.toml may contain."""
 
 
 def encode_registration(row: AgentRegistration) -> dict[str, Any]:
@@ -93,9 +95,7 @@ def encode_registration(row: AgentRegistration) -> dict[str, Any]:
 def decode_registration(kept: Mapping[str, Any]) -> AgentRegistration:
     """Raises `InvalidInput` for a registration that another version stored in another form."""
     try:
-        # The API cannot set oauth, whose references only config.toml may contain.
-        known = {*ExternalAgent.__struct_fields__} - {"oauth"}
-        values = {key: value for key, value in kept["entry"].items() if key in known}
+        values = {key: value for key, value in kept["entry"].items() if key in _KNOWN}
         if "wire" in values:
             values["wire"] = RENAMED_WIRES.get(values["wire"], values["wire"])
         entry = ExternalAgent(**values)

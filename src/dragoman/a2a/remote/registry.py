@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from dragoman.a2a.client.card_discovery import FoundCard, parse_origin
@@ -35,7 +35,7 @@ from dragoman.a2a.remote.registration import (
     parse_request,
 )
 from dragoman.a2a.remote.remote_agent import RemoteAgent
-from dragoman.core.background import Background
+from dragoman.core.background import Background, start_task
 from dragoman.core.bus import Bus
 from dragoman.core.cluster import SINGLE_HUB, ClusterMember
 from dragoman.core.errors import (
@@ -47,6 +47,7 @@ from dragoman.core.errors import (
     StorageFailed,
 )
 from dragoman.core.events import REMOVED, AgentChanged
+from dragoman.core.loop_turns import LoopTurns
 from dragoman.core.secret_rules import Author, ReferenceRules, SecretUse
 from dragoman.core.structs import replace
 from dragoman.core.urls import render_origin
@@ -55,6 +56,8 @@ from dragoman.wire.json import encode
 log = logging.getLogger(__name__)
 
 HEALTH_LEASE = "health"
+GROUP = 100
+"""Agents whose watches begin or end in the same turn of the event loop."""
 MAX_JOINING = 200
 """Concurrent registrations."""
 SECONDS = 30.0
@@ -72,7 +75,7 @@ OtherNames = dict[str, tuple[str, str]]
 class AgentStore(Protocol):
     """Stores registrations and cards. May raise `StorageFailed`."""
 
-    def list_agents(self) -> list[dict[str, Any]]: ...
+    def iterate_agents(self) -> Iterator[dict[str, Any]]: ...
     def save_agent(self, row: Mapping[str, Any]) -> None: ...
     def delete_agent(self, id: str) -> None: ...
     def save_card(self, agent: str, digest: str, card: bytes, at: float) -> None: ...
@@ -137,12 +140,18 @@ class Registry:
     # --- lifecycle --------------------------------------------------------------------------------
 
     def load(self, entries: Iterable[ExternalAgent]) -> None:
-        """Loads the configured agents first: they win where a name is used twice."""
+        """Loads the configured agents, before those that are stored: they win where a name is used
+        twice."""
         now, others = time.time(), self._index_others()
         for entry in entries:
             self._bind(entry)
             self._load(create_registration(entry, now, CONFIG), others)
-        for kept in self._store.list_agents():
+
+    async def load_stored(self) -> None:
+        """Loads the stored agents, which may be many."""
+        others, turns = self._index_others(), LoopTurns()
+        for kept in self._store.iterate_agents():
+            await turns.give_way()
             if len(self.agents) >= self._most:  # not decoded: there may be many
                 self._note_excess(str(kept.get("slug")))
                 continue
@@ -190,23 +199,34 @@ class Registry:
         if self._excess:
             log.error("%d agents are not used: %s", self._excess, self._explain_excess())
 
-    def start(self) -> None:
+    async def start(self) -> None:
         self._running = True
         self._cluster.subscribe(HEALTH_LEASE, self._check_changed)
-        for member in self.agents:
-            if member.watch is not None:
-                member.watch.start()
+        for group in self._group_watches():
+            for watch in group:
+                watch.start()
+            await asyncio.sleep(0)  # their tasks begin
 
     async def wait_until_checked(self) -> None:
         """Waits until the first check of each agent is done."""
-        watches = [one.watch for one in self.agents if one.watch is not None]
-        await asyncio.gather(*(watch.wait_for_first_check() for watch in watches))
+        for group in self._group_watches():
+            for watch in group:
+                await watch.wait_for_first_check()
 
     async def stop(self) -> None:
         self._running = False
-        watches = [one.watch for one in self.agents if one.watch is not None]
-        await asyncio.gather(*(watch.stop() for watch in watches), return_exceptions=True)
+        stops = []
+        for group in self._group_watches():
+            stops += [start_task(watch.stop()) for watch in group]
+            await asyncio.sleep(0)  # none waits for those before it
+        await asyncio.gather(*stops, return_exceptions=True)
         await self._background.close(CHANGE_SECONDS, timeout=CHANGE_SECONDS)
+
+    def _group_watches(self) -> Iterator[list[HealthWatch]]:
+        """Divides the watches into groups, each of which one turn of the event loop can bear."""
+        watches = [one.watch for one in self.agents if one.watch is not None]
+        for begin in range(0, len(watches), GROUP):
+            yield watches[begin : begin + GROUP]
 
     def _join(self, row: AgentRegistration, refusal: str = "") -> RegisteredAgent:
         """Builds its target and its watch, without starting them."""
@@ -477,14 +497,19 @@ class Registry:
 
     async def _reload(self) -> None:
         async with self._changing:
-            stored = {str(one.get("id")): one for one in self._store.list_agents()}
-            members = {one.registration.id: one for one in self.agents}
-            for id, member in members.items():
-                if member.registration.source != CONFIG and id not in stored:
+            turns, members = LoopTurns(), list(self.agents)  # before others are stored and added
+            stored: dict[str, dict[str, Any]] = {}
+            for kept in self._store.iterate_agents():
+                stored[str(kept.get("id"))] = kept
+                await turns.give_way()
+            for member in members:
+                row = member.registration
+                if row.source != CONFIG and row.id not in stored:
                     await self._leave(member)
             others, excess, self._excess = self._index_others(), self._excess, 0
             for id, kept in stored.items():
-                known = members.get(id)
+                await turns.give_way()
+                known = self.agents.find_id(id)
                 if known is None:
                     await self._load_stored(kept, others)
                 elif encode(kept) != encode(encode_registration(known.registration)):

@@ -17,6 +17,7 @@ from dragoman.core.agent_tool import MESSAGE, build_tool_name
 from dragoman.core.call import Call, Result
 from dragoman.core.catalog import Catalog
 from dragoman.core.errors import InvalidInput, NotFound, Unreachable
+from dragoman.core.loop_turns import LoopTurns
 from dragoman.core.tool import TargetFacts, TargetTraits, Tool
 from dragoman.core.urls import render_origin
 from dragoman.wire.json import Malformed, decode
@@ -43,14 +44,15 @@ class RegistryView:
         self._catalog = catalog
         self._count_active = count_active
 
-    def list_agents(self, may: IsAllowed, *, secret: bool) -> list[dict[str, Any]]:
+    async def list_agents(self, may: IsAllowed, *, secret: bool) -> list[dict[str, Any]]:
         """With `secret`, includes the references of its credentials and its card as received;
         without, only what was approved of the card."""
-        return [
-            self._render(member, whole=False, secret=secret)
-            for member in self._registry.agents.list_agents()
-            if may(build_policy_tool(member))
-        ]
+        listed, turns = [], LoopTurns()
+        for member in self._registry.agents.list_agents():
+            await turns.give_way()
+            if may(build_policy_tool(member)):
+                listed.append(self._render(member, whole=False, secret=secret))
+        return listed
 
     def get_agent(self, key: str, may: IsAllowed, *, secret: bool) -> dict[str, Any]:
         return self._render(self._find(key, may), whole=True, secret=secret)
@@ -139,13 +141,14 @@ class RegistryView:
             return None
         return found if isinstance(found, dict) else None
 
-    def list_status(self) -> list[dict[str, Any]]:
+    async def list_status(self) -> list[dict[str, Any]]:
         """Lists the agents in short, for the status of the hub."""
-        return [
-            self._render_status(member)
-            for member in self._registry.agents.list_agents()
-            if member.watch is not None or member.refusal
-        ]
+        listed, turns = [], LoopTurns()
+        for member in self._registry.agents.list_agents():
+            await turns.give_way()
+            if member.watch is not None or member.refusal:
+                listed.append(self._render_status(member))
+        return listed
 
     def _render_status(self, member: RegisteredAgent) -> dict[str, Any]:
         told = self._render_state(member)

@@ -88,6 +88,7 @@ from dragoman.core.tool import (
     TargetFacts,
     TargetTraits,
     Tool,
+    Validator,
 )
 from dragoman.core.urls import HIDDEN, render_origin
 from dragoman.wire.http import HolderClients, HttpClient
@@ -144,11 +145,13 @@ class RemoteAgent:
         conversations: ConversationLimits | None = None,
         store: ContextStore | None = None,
         clients: HolderClients | None = None,
+        check_message: Validator | None = None,
     ) -> None:
         """`headers` have the entry's names and placeholders or values; `signatures` is the default
         policy; `place` is the folder of its key files; `timeout` overrides the entry's for skills;
         `store` keeps its conversations beyond a restart; `clients` send the credentials of logins,
-        for an agent without others."""
+        for an agent without others; `check_message` is the compiled schema of messages, which many
+        agents share."""
         self.entry = entry
         self.name = entry.name
         self.slug = slug_from_name(entry.name)
@@ -190,7 +193,7 @@ class RemoteAgent:
         self._is_skill_only = entry.wire == WIRE_SKILL_ONLY
         self._catalog = catalog
         self._compile = compile_schema
-        self._validate = compile_schema(SCHEMA)
+        self._validate = check_message or compile_schema(SCHEMA)
         self._prefix = prefix
         self._limits = conversations
         self._store = store

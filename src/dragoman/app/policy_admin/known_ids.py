@@ -261,6 +261,6 @@ def list_registered_agents(place: StorePlace) -> list[str]:
         return []
     try:
         with closing(RegistryStore(place)) as store:
-            return [str(row["entry"]["name"]) for row in store.list_agents()]
-    except (HubError, KeyError, TypeError):
+            return store.list_names()
+    except HubError:
         return []
