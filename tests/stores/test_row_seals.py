@@ -177,6 +177,34 @@ def test_no_way_in_of_a_user_is_taken_by_a_writer_of_the_database(
         assert (grants.take_code(second) is None) == is_code_touched
 
 
+def test_no_app_gets_a_code_by_what_was_written_in_the_database(sealed: PostgresServer) -> None:
+    with closing(UsersDatabase(sealed)) as base:
+        users = UserStore(base)
+        users.add("anna")
+        grants = ClientGrantStore(base, users)
+        app, other = (grants.register_client({"redirect_uris": ["u"]}, "").id for _ in range(2))
+        session = users.find_session(users.open_session("anna", 60))
+        assert session is not None
+        grants.remember_consent(session, app, "u", ["call"], "http://hub")
+        grants.remember_consent(session, app, "u", ["call", "list"], "http://hub")
+        asked = ("u", ["call", "list"], "http://hub")
+        assert grants.has_consent(session, app, *asked) and list_refused(sealed) == []
+        write(
+            sealed,
+            'INSERT INTO consents SELECT "user", session, '
+            f"'{other}', redirect_uri, scopes, resource, at FROM consents",
+        )
+        assert not grants.has_consent(session, other, *asked), "nobody has consented to this one"
+        assert grants.has_consent(session, app, *asked)
+        write(sealed, """UPDATE consents SET scopes = '["call", "list", "admin"]'""")
+        assert not grants.has_consent(session, app, *asked)
+        write(sealed, f"UPDATE clients SET metadata = '{{}}' WHERE id = '{other}'")
+        assert grants.find_client(other) is None and grants.find_client(app) is not None
+        assert [noun for noun, _ in list_refused(sealed)] == [
+            "registered client", "consent of a browser session", "consent of a browser session",
+        ]  # fmt: skip
+
+
 def test_an_agent_that_was_changed_in_the_database_is_refused(sealed: PostgresServer) -> None:
     with closing(RegistryStore(sealed)) as store:
         for id in ("a", "b"):

@@ -131,6 +131,19 @@ async def test_a_definition_of_the_api_reads_only_what_is_set_aside(short_tmp: P
     assert not find_bytes(short_tmp, CANARY)
 
 
+async def test_a_run_executes_no_other_definition_than_its_own(short_tmp: Path) -> None:
+    async with run_rig(short_tmp) as rig:
+        parts = await rig.app.parts.workflows.require()
+        text = json.dumps({"steps": [node("a", "transform", value=1)]})
+        parts.folder.write("w", text, Author.OWNER)
+        run, runner = await rig.run("w"), parts.service._runner
+        own = runner._compiled.pop(run.digest).workflow
+        # As a writer of the database has left it.
+        with pytest.raises(InvalidInput, match="the stored definition of run"):
+            runner.find_workflow(run, own.source.replace("1", "2"))
+        assert runner.find_workflow(run, own.source) == own
+
+
 def test_a_shared_database_does_not_say_who_wrote_a_definition(tmp_path: Path) -> None:
     folder = WorkflowFolder(tmp_path / "workflows")
     own = json.dumps({"env": ["AWS"], "steps": [node("a", "transform", value=1)]})

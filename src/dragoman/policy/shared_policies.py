@@ -5,6 +5,9 @@ API, a command or by hand, is stored in the database once the set is valid and i
 change in the database is written to the folder, if the set that results is valid here. Of two
 changes of a file at once the later one wins, and the other text is kept beside it.
 
+Once the rows are sealed, what another program has written or deleted in the database counts as
+missing there, and each hub stores again what it has.
+
 Only where `[store] url` is set.
 """
 
@@ -34,7 +37,8 @@ log = logging.getLogger(__name__)
 
 RECORD = "policies.shared"
 """In the home: the digest of each file when folder and database were last the same."""
-MAX_FILES, MAX_BYTES = 1_000, 1024 * 1024
+MAX_FILES, MAX_BYTES, MAX_NAME = 1_000, 1024 * 1024, 200
+ENDINGS = (POLICIES, TESTS, DISABLED)
 
 Digests = Mapping[str, str]
 
@@ -66,6 +70,7 @@ class SharedPolicies:
         self._state: FolderState = None
         self._seen: FolderState = None
         self._refused = ""
+        self._strange: set[str] = set()
 
     def close(self) -> None:
         self._store.close()
@@ -74,15 +79,16 @@ class SharedPolicies:
         """Takes the files of the database before the policies are loaded. Raises `ConfigError`."""
         try:
             self._version = self._store.read_version()
-            stored = self._store.load()
+            stored = self._load()
         except StorageFailed as error:
             raise ConfigError(f"the policies cannot be read: {error}") from error
         local = _read_folder(self._folder)
         if self._known:
             split = self._split(stored, local)
         else:  # a home that joins brings no policies with it
-            gone = [name for name in local if name not in stored]
-            split = _Differences(stored, gone, [])
+            live = {name: one for name, one in stored.items() if one.text}
+            gone = [name for name in local if live and name not in live]
+            split = _Differences(live, gone, [])
         if stored and self._write(split.taken, split.gone, local):
             self._note_taken(split.taken, split.gone)
 
@@ -108,14 +114,14 @@ class SharedPolicies:
 
     async def _compare(self, reloader: PolicyReloader, is_settled: bool) -> bool:
         """Returns whether both are the same now, as far as this hub can tell."""
-        stored, local = self._store.load(), await asyncio.to_thread(_read_folder, self._folder)
+        stored, local = self._load(), await asyncio.to_thread(_read_folder, self._folder)
         taken, gone, ours = self._split(stored, local)
         sent: dict[str, str | None] = {}
         beaten: dict[str, str] = {}
         for name in ours:
             here, there = local.get(name), stored.get(name)
             sent[name] = here.text if here is not None else None
-            if there is not None and there.digest != self._known.get(name):
+            if there is not None and there.text and there.digest != self._known.get(name):
                 beaten[name] = there.text
         if (taken or gone) and not await self._take(reloader, taken, gone, local):
             return False
@@ -130,10 +136,21 @@ class SharedPolicies:
             log.info("policy files are stored for the other hubs: %s", ", ".join(sorted(sent)))
         if not lost:
             self._report("")
-            merged = {name: one.digest for name, one in stored.items()}
+            merged = {name: one.digest for name, one in stored.items() if one.text}
             merged |= {name: hash_text(text) for name, text in sent.items() if text is not None}
             self._save_record({n: d for n, d in merged.items() if sent.get(n, "") is not None})
         return not lost
+
+    def _load(self) -> dict[str, SharedFile]:
+        """Loads the files of the database that may be written to the folder: a row may have been
+        written by anybody who can write the database. Raises `StorageFailed`."""
+        found = self._store.load()
+        for name in [name for name in found if not is_shared_name(name)]:
+            del found[name]
+            if name not in self._strange and len(self._strange) < MAX_FILES:
+                self._strange.add(name)
+                log.error("policy file %r in the database is refused by its name", name[:MAX_NAME])
+        return found
 
     def _split(
         self, stored: Mapping[str, SharedFile], local: Mapping[str, _LocalFile]
@@ -143,9 +160,12 @@ class SharedPolicies:
         has_folder = self._folder.is_dir()  # a folder that is lost deletes nothing
         for name in stored.keys() | local.keys():
             here, there = local.get(name), stored.get(name)
-            if here is not None and there is not None and here.digest == there.digest:
+            is_lost = there is None and self._store.is_sealed
+            if there is not None and not there.text:
+                there = None
+            if (here and here.digest) == (there and there.digest):
                 continue
-            if has_folder and self._is_ours(here, there, self._known.get(name)):
+            if is_lost or (has_folder and self._is_ours(here, there, self._known.get(name))):
                 found.ours.append(name)
             elif there is not None:
                 found.taken[name] = there
@@ -196,6 +216,8 @@ class SharedPolicies:
             make_private_folder(self._folder)
             for name, one in taken.items():
                 here = local.get(name)
+                if not is_shared_name(name):
+                    continue  # `_load` refuses it: no other way leads out of the folder
                 if here is not None and here.digest == one.digest:
                     continue
                 if here is not None and self._known.get(name) != here.digest:
@@ -249,16 +271,23 @@ def _replace(path: Path, text: str) -> None:
         raise
 
 
+def is_shared_name(name: str) -> bool:
+    """Whether it is a plain name of a file that hubs share."""
+    is_plain = name.isprintable() and len(name) <= MAX_NAME and not {"/", "\\"} & set(name)
+    return is_plain and not name.startswith(".") and name.endswith(ENDINGS)
+
+
 def _read_folder(folder: Path) -> dict[str, _LocalFile]:
     """Reads the files that hubs share. Raises `OSError` or `ConfigError`."""
     if not folder.is_dir():
         return {}
     found: dict[str, _LocalFile] = {}
-    endings = (POLICIES, TESTS, DISABLED)
     for path in sorted(folder.iterdir()):
-        if path.name.startswith(".") or not path.name.endswith(endings) or not path.is_file():
+        if not is_shared_name(path.name) or not path.is_file():
             continue
         data = path.read_bytes()[: MAX_BYTES + 1]
+        if not data:
+            continue  # as one that was deleted
         if len(data) > MAX_BYTES or len(found) >= MAX_FILES:
             raise ConfigError(f'"{folder}" is too large to be shared with other hubs')
         try:

@@ -26,7 +26,9 @@ from dragoman.core.principal import USER, Principal
 from dragoman.core.users import ClientRecord, GrantRecord, IssuedCode, IssuedTokens, SessionRecord
 from dragoman.core.views import find_view_name
 from dragoman.stores.users import (
+    CLIENTS,
     CODES,
+    CONSENTS,
     GRANTS,
     LOOK_SECONDS,
     TOKENS,
@@ -128,15 +130,13 @@ class ClientGrantStore:
                         "too many clients were registered and not used; try again later",
                         limits.settled_seconds,
                     )
-            db.execute(
-                "INSERT INTO clients VALUES (?, ?, ?, ?, NULL)",
-                (id, msgspec.json.encode(metadata).decode(), hashed, now),
-            )
+            row = (id, msgspec.json.encode(metadata).decode(), hashed, now)
+            db.execute("INSERT INTO clients VALUES (?, ?, ?, ?, NULL)", row)
+            self._base.seals.put(db, CLIENTS, row)
         return ClientRecord(id, metadata, hashed, now, None)
 
     def find_client(self, id: str) -> ClientRecord | None:
-        find = "SELECT id, metadata, secret, created_at, used_at FROM clients WHERE id = ?"
-        rows = self._base.read(find, (id[:200],))
+        rows = self._base.read_sealed(CLIENTS, "clients WHERE id = ?", (id[:200],), "used_at")
         if not rows:
             return None
         record = ClientRecord(rows[0][0], msgspec.json.decode(rows[0][1]), *rows[0][2:])
@@ -154,14 +154,16 @@ class ClientGrantStore:
         resource: str,
     ) -> None:
         """Remembers a consent for the rest of the browser session in which it was given."""
-        who = session.user, session.hash
+        row = (session.hash, client, redirect_uri, resource, session.user, _encode(scopes))
         with self._base.transact() as db:
             db.execute(
-                "INSERT INTO consents VALUES (?, ?, ?, ?, ?, ?, ?) "
+                "INSERT INTO consents (session, client, redirect_uri, resource, user, scopes, at) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?) "
                 "ON CONFLICT (session, client, redirect_uri, resource) DO UPDATE SET "
                 "user = excluded.user, scopes = excluded.scopes, at = excluded.at",
-                (*who, client, redirect_uri, _encode(scopes), resource, time.time()),
+                (*row, time.time()),
             )
+            self._base.seals.put(db, CONSENTS, row)
 
     def has_consent(
         self,
@@ -171,12 +173,12 @@ class ClientGrantStore:
         scopes: Sequence[str],
         resource: str,
     ) -> bool:
-        rows = self._base.read(
-            "SELECT scopes FROM consents WHERE session = ? AND client = ? AND redirect_uri = ? "
-            "AND resource = ?",
+        rows = self._base.read_sealed(
+            CONSENTS,
+            "consents WHERE session = ? AND client = ? AND redirect_uri = ? AND resource = ?",
             (session.hash, client, redirect_uri, resource),
         )
-        return bool(rows) and set(scopes) <= set(decode_texts(rows[0][0]))
+        return bool(rows) and set(scopes) <= set(decode_texts(rows[0][5]))
 
     # --- codes -----------------------------------------------------------------------------------
 

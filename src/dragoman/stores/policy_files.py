@@ -1,4 +1,8 @@
-"""The policy files that hubs on one PostgreSQL database share. Knows nothing of policies."""
+"""The policy files that hubs on one PostgreSQL database share. Knows nothing of policies.
+
+A row without text is a file that was deleted: the seal of such a row says that a hub did it. Hubs
+of the version before take it for an empty file.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,8 @@ import time
 from collections.abc import Mapping
 
 from dragoman.core.policy_files import SharedFile, hash_text
-from dragoman.stores.database import LoopStore, StorePlace, StoreTables
+from dragoman.stores.database import DatabaseConnection, LoopStore, StorePlace, StoreTables
+from dragoman.stores.row_seals import SealedTable, find_seals
 
 TABLES = StoreTables(
     "policies",
@@ -21,6 +26,9 @@ CREATE TABLE policy_files (
     ),
     counted="policies",
 )
+SEALED = SealedTable(
+    "policy_files", "policy file", ("name", "text", "digest", "number", "changed_at")
+)
 
 
 class PolicyFiles(LoopStore):
@@ -28,10 +36,15 @@ class PolicyFiles(LoopStore):
 
     def __init__(self, place: StorePlace) -> None:
         super().__init__(place, TABLES)
+        self._seals = find_seals(place)
+
+    @property
+    def is_sealed(self) -> bool:
+        return self._seals.is_active and self._seals.is_enforced
 
     def load(self) -> dict[str, SharedFile]:
-        rows = self._read("SELECT name, text, digest, number, changed_at FROM policy_files")
-        return {row[0]: SharedFile(*row[1:]) for row in rows}
+        rows = self._read(f"SELECT {self._seals.build_selection(SEALED)} FROM policy_files")
+        return {row[0]: SharedFile(*row[1:5]) for row in rows if self._seals.admits(SEALED, row)}
 
     def change(
         self, texts: Mapping[str, str | None], expected: Mapping[str, str | None]
@@ -39,23 +52,29 @@ class PolicyFiles(LoopStore):
         lost, now = [], time.time()
         with self._transact() as db:
             for name, text in texts.items():
-                before = expected.get(name)
-                if text is None:
-                    done = db.execute(
-                        "DELETE FROM policy_files WHERE name = ? AND digest = ?", (name, before)
-                    )
-                elif before is None:
-                    done = db.execute(
-                        "INSERT INTO policy_files (name, text, digest, number, changed_at) "
-                        "VALUES (?, ?, ?, 1, ?) ON CONFLICT (name) DO NOTHING",
-                        (name, text, hash_text(text), now),
-                    )
-                else:
-                    done = db.execute(
-                        "UPDATE policy_files SET text = ?, digest = ?, number = number + 1, "
-                        "changed_at = ? WHERE name = ? AND digest = ?",
-                        (text, hash_text(text), now, name, before),
-                    )
+                self._drop_refused(db, name)
+                before, new = expected.get(name), text or ""
+                with self._seals.change(db, SEALED, name):
+                    if before is None:
+                        done = db.execute(
+                            "INSERT INTO policy_files (name, text, digest, number, changed_at) "
+                            "VALUES (?, ?, ?, 1, ?) ON CONFLICT (name) DO NOTHING",
+                            (name, new, hash_text(new), now),
+                        )
+                    else:
+                        done = db.execute(
+                            "UPDATE policy_files SET text = ?, digest = ?, number = number + 1, "
+                            "changed_at = ? WHERE name = ? AND digest = ?",
+                            (new, hash_text(new), now, name, before),
+                        )
                 if not done.rowcount:
                     lost.append(name)
         return lost
+
+    def _drop_refused(self, db: DatabaseConnection, name: str) -> None:
+        """Deletes a row that no hub has written, so that the file of a hub takes its place."""
+        query = f"SELECT {self._seals.build_selection(SEALED)} FROM policy_files WHERE name = ?"
+        row = db.execute(query, (name,)).fetchone()
+        if row is not None and not self._seals.admits(SEALED, row):
+            with self._seals.change(db, SEALED, name):
+                db.execute("DELETE FROM policy_files WHERE name = ?", (name,))

@@ -47,19 +47,30 @@ _PUT = (
 
 @dataclass(frozen=True, slots=True)
 class SealedTable:
-    """A table whose rows are sealed, and the columns that a seal covers; the first is the id."""
+    """A table whose rows are sealed, and the columns that a seal covers; the first is the id, or
+    the first few are it together."""
 
     name: str
     noun: str
     """What a row is, for messages."""
     columns: tuple[str, ...]
     has_blob_id: bool = False
+    id_columns: int = 1
 
     @property
     def id(self) -> str:
         """The id as text, in a statement."""
-        id = f"{self.name}.{self.columns[0]}"
-        return f"encode({id}, 'hex')" if self.has_blob_id else id
+        first, *more = (f"{self.name}.{column}" for column in self.columns[: self.id_columns])
+        if self.has_blob_id:
+            first = f"encode({first}, 'hex')"
+        return " || chr(31) || ".join([first, *more])
+
+    def render_id(self, values: Sequence[Any]) -> str:
+        """The same for a row that was read."""
+        return "\x1f".join(
+            each if isinstance(each, str) else bytes(each).hex()
+            for each in values[: self.id_columns]
+        )
 
     @property
     def listed(self) -> str:
@@ -85,7 +96,7 @@ class RowSeals:
             return f"{table.listed}, NULL"
         return (
             f"{table.listed}, (SELECT seal FROM row_seals WHERE of_table = '{table.name}' "
-            f"AND row_id = {table.id})"
+            f"AND row_id = ({table.id}))"
         )
 
     def admits(self, table: SealedTable, row: Sequence[Any]) -> bool:
@@ -94,7 +105,7 @@ class RowSeals:
         size = len(table.columns)
         if self._key is None or not self.is_enforced or self._is_valid(table, row[: size + 1]):
             return True
-        place = (table.name, _render_id(row[0]))
+        place = (table.name, table.render_id(row))
         if place not in self._reported and len(self._reported) < 1_000:
             self._reported.add(place)
             log.error(
@@ -134,10 +145,10 @@ class RowSeals:
     def put(self, db: DatabaseConnection, table: SealedTable, values: Sequence[Any]) -> None:
         """Seals a new row, in the open transaction; `values` are those of the sealed columns."""
         if self._key is not None:
-            db.execute(_PUT, (table.name, _render_id(values[0]), self._build(table, values)))
+            db.execute(_PUT, (table.name, table.render_id(values), self._build(table, values)))
 
     def _read(self, db: DatabaseConnection, table: SealedTable, id: str) -> Sequence[Any] | None:
-        query = f"SELECT {self.build_selection(table)} FROM {table.name} WHERE {table.id} = ?"
+        query = f"SELECT {self.build_selection(table)} FROM {table.name} WHERE ({table.id}) = ?"
         row: Sequence[Any] | None = db.execute(query, (id,)).fetchone()
         return row
 
@@ -146,7 +157,7 @@ class RowSeals:
         rows = db.execute(f"SELECT {table.listed} FROM {table.name}").fetchall()
         db.execute("DELETE FROM row_seals WHERE of_table = ?", (table.name,))
         db.executemany(
-            _PUT, [(table.name, _render_id(row[0]), self._build(table, row)) for row in rows]
+            _PUT, [(table.name, table.render_id(row), self._build(table, row)) for row in rows]
         )
         return len(rows)
 
@@ -164,11 +175,7 @@ class RowSeals:
         if self._key is None:
             return []
         rows = db.execute(f"SELECT {self.build_selection(table)} FROM {table.name}").fetchall()
-        return [_render_id(row[0]) for row in rows if not self._is_valid(table, row)]
-
-
-def _render_id(id: str | bytes) -> str:
-    return id if isinstance(id, str) else bytes(id).hex()
+        return [table.render_id(row) for row in rows if not self._is_valid(table, row)]
 
 
 NO_SEALS = RowSeals(None)

@@ -14,7 +14,7 @@ from contextlib import closing
 from pathlib import Path
 
 from dragoman.core.errors import ConfigError, StorageFailed
-from dragoman.stores import approvals, keys, registry, users
+from dragoman.stores import approvals, keys, policy_files, registry, users
 from dragoman.stores.database import Database, Error, StoreTables
 from dragoman.stores.postgres import PostgresServer
 from dragoman.stores.row_seals import TABLES, RowSeals, SealedTable
@@ -31,6 +31,7 @@ SEALED: tuple[tuple[StoreTables, SealedTable], ...] = (
     *((users.TABLES, table) for table in (users.SEALED, *users.SEALED_ACCESS)),
     (registry.TABLES, registry.SEALED),
     (approvals.TABLES, approvals.SEALED),
+    (policy_files.TABLES, policy_files.SEALED),
 )
 _HAS_HUBS = "SELECT 1 FROM pg_tables WHERE schemaname = 'dragoman' AND tablename = 'hubs'"
 # By JSON, because databases of earlier versions do not have the column.
@@ -68,8 +69,8 @@ def begin_sealing(place: PostgresServer, home: Path, *, again: bool = False) -> 
                 count = _seal_rows(place, seals, base)
                 log.log(
                     logging.WARNING if count else logging.INFO,
-                    "%s rows of keys, users, agents and approvals in the database were sealed as "
-                    "they are; from now on, rows that others write there are refused",
+                    "%s rows of keys, users, agents, approvals and policies in the database were "
+                    "sealed as they are; from now on, rows that others write there are refused",
                     count,
                 )
         except Error as error:

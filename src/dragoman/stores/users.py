@@ -160,8 +160,16 @@ CODES = SealedTable(
     has_blob_id=True,
 )
 TOKENS = SealedTable("tokens", "token", ("id", "hash", "grant_id", "kind", "expires_at"))
-SEALED_ACCESS = (PASSKEYS, SESSIONS, GRANTS, CODES, TOKENS)
-"""The sealed columns of these rows do not change."""
+CLIENTS = SealedTable("clients", "registered client", ("id", "metadata", "secret", "created_at"))
+CONSENTS = SealedTable(
+    "consents",
+    "consent of a browser session",
+    ("session", "client", "redirect_uri", "resource", "user", "scopes"),
+    has_blob_id=True,
+    id_columns=4,
+)
+SEALED_ACCESS = (PASSKEYS, SESSIONS, GRANTS, CODES, TOKENS, CLIENTS, CONSENTS)
+"""The sealed columns of these rows do not change, except that a consent is given anew."""
 
 ADD, CHANGE, REMOVE = "user.add", "user.change", "user.remove"
 SIGN_IN, SIGN_OUT = "user.sign_in", "user.sign_out"

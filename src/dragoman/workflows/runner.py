@@ -23,6 +23,7 @@ from dragoman.core.cluster import OwnedElsewhere
 from dragoman.core.errors import (
     ApprovalPending,
     HubError,
+    InvalidInput,
     NotFound,
     ShuttingDown,
     StorageFailed,
@@ -231,7 +232,10 @@ class Runner:
         """The version of its workflow that a run is of. Raises `InvalidInput`."""
         known = self._compiled.get(run.digest)
         if known is None:
-            known = self.compile(self._definitions.parse(run.workflow, source or ""))
+            found = self._definitions.parse(run.workflow, source or "")
+            if found.digest != run.digest:  # the database may be written by others
+                raise InvalidInput(f'the stored definition of run "{run.id}" was changed')
+            known = self.compile(found)
         return known.workflow
 
     # --- entry points ----------------------------------------------------------------------------
