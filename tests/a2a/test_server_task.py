@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tests.a2a.task_builders import build_registry, build_task
 
+from dragoman.a2a.server.send_message import MessageSender
 from dragoman.a2a.server.task import A2aTask, format_time, new_id, read_events, render_task
 from dragoman.core import tasks as core_tasks
 from dragoman.core.backoff import Backoff
@@ -24,6 +26,7 @@ from dragoman.core.errors import (
     StorageFailed,
     TimedOut,
 )
+from dragoman.core.hub import CallOptions
 from dragoman.core.principal import Principal
 from dragoman.core.tasks import (
     CANCELLED,
@@ -75,6 +78,39 @@ async def test_tasks_are_inserted_found_moved_completed_failed_and_cancelled() -
     assert cancelled.cancel() and not cancelled.cancel()
     assert render_task(cancelled)["status"]["state"] == "TASK_STATE_CANCELED"
     await tasks.close()
+
+
+@pytest.mark.promise("K2")
+async def test_call_of_a_message_with_a_key_is_made_once_the_key_is_stored() -> None:
+    made_calls: list[str | None] = []
+
+    class StubHub:
+        async def call(
+            self, owner: Any, name: str, arguments: Any, options: CallOptions
+        ) -> Outcome:
+            made_calls.append(options.handle)
+            return build_unknown_tool("x"), Result()
+
+    class AwayTasks:
+        def flush(self, task: A2aTask) -> None:
+            raise StorageFailed("the tasks cannot be stored")
+
+    hub, tasks, nothing = cast(Any, (StubHub(), AwayTasks(), None))
+    sender = MessageSender(hub, tasks, nothing, nothing, nothing)
+    task = made()
+    task.record.header.sends["agent\nkey"] = "digest"
+    # A call that is cancelled before its first step leaves no coroutine behind, which would warn.
+    call = asyncio.ensure_future(sender._call(task, lambda update: None, {}, "handle"))
+    call.cancel()
+    await asyncio.wait([call])
+    assert call.cancelled()
+    del call
+    gc.collect()
+    with pytest.raises(StorageFailed):
+        await sender._call(task, lambda update: None, {}, "handle")
+    assert made_calls == []
+    await sender._call(task, lambda update: None, None, "handle")
+    assert made_calls == ["handle"]  # it withdraws a question, of which no key is stored
 
 
 class Troubled:

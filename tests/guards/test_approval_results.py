@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -131,31 +132,53 @@ async def test_call_that_the_hub_could_not_make_may_begin_again(rig: Rig) -> Non
     assert rig.desk.get(id).outcome == COMPLETED and len(rig.target.calls) == 1
 
 
+@contextmanager
+def lose_answers(rig: Rig) -> Iterator[None]:
+    """Lets the store commit, and fail then."""
+    transact = rig.store._transact
+
+    @contextmanager
+    def lose() -> Iterator[Any]:
+        with transact() as db:
+            yield db
+        raise StorageFailed("the connection was lost")
+
+    rig.store._transact = lose  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del rig.store._transact
+
+
 async def test_begin_whose_answer_was_lost_is_not_lost(rig: Rig) -> None:
     id = await rig.park(x=1)
     rig.desk.decide(id, True, LEA)
-    transact = rig.store._transact
-
-    def lose() -> Any:
-        outer = transact()
-
-        class Losing:
-            def __enter__(self) -> Any:
-                return outer.__enter__()
-
-            def __exit__(self, *error: Any) -> None:
-                outer.__exit__(*error)
-                raise StorageFailed("the connection was lost")
-
-        return Losing()
-
-    rig.store._transact = lose  # type: ignore[method-assign]
-    with pytest.raises(StorageFailed):
+    with lose_answers(rig), pytest.raises(StorageFailed):
         rig.desk.claim(id)
-    del rig.store._transact
     assert rig.desk.get(id).outcome == RUNNING
     assert rig.desk.claim(id) is not None and rig.desk.claim(id) is None
     assert await rig.call(id, x=1) == "done {'x': 1}"
+
+
+@pytest.mark.parametrize("is_stored", [True, False], ids=["stored at first", "stored later"])
+async def test_begin_whose_answers_were_lost_around_a_rejoin_is_not_lost(
+    rig: Rig, place: Path | str, is_stored: bool
+) -> None:
+    rig.store.rename_hub("one")
+    id = await rig.park(x=1)
+    rig.desk.decide(id, True, LEA)
+    outage = lose_answers(rig) if is_stored else take_away(place, "approvals.db", "approvals")
+    with outage, pytest.raises(StorageFailed):
+        rig.desk.begin(id)
+    for hub in ("two", "three"):  # the others have declared it dead
+        if is_stored:
+            rig.store.interrupt(1.0, "one")
+        rig.store.rename_hub(hub)
+        with lose_answers(rig), pytest.raises(StorageFailed):
+            rig.desk.begin(id)
+    assert rig.desk.claim(id) is not None and rig.desk.claim(id) is None
+    assert await rig.call(id, x=1) == "done {'x': 1}"
+    assert rig.desk.get(id).outcome == COMPLETED
 
 
 async def test_replies_that_are_not_stored_are_bounded(rig: Rig, place: Path | str) -> None:

@@ -192,6 +192,8 @@ async def test_hubs_that_share_a_store_work_on_their_own_runs(postgres_url: str)
         assert await b.list_due(0.0, 9) == ["r2"]
         with pytest.raises(LeaseExpired):
             await a.save(replace(running, state=COMPLETED))
+        with pytest.raises(LeaseExpired):
+            await a.drop(second, {marks["a"], ""})
         claimed = await b.claim("r2")
         assert claimed is not None and claimed.state == QUEUED
         for write in (a.add(build("r3"), "s"), a.claim("r2"), a.rescue()):
@@ -200,7 +202,17 @@ async def test_hubs_that_share_a_store_work_on_their_own_runs(postgres_url: str)
         fences["a"].mark = "cccccccc"  # it has joined again
         with pytest.raises(RunTaken):
             await a.save(replace(running, state=COMPLETED))
-        await b.save(running)
+        await a.drop(second, {marks["a"], ""})
+        await b.save(running)  # the run stayed
+
+        # A run that was refused before is deleted, wherever its row is by now.
+        for hub in (marks["a"], ""):
+            await b.add(build("r4"), "s")
+            db.execute("UPDATE dragoman.runs SET hub = %s WHERE id = 'r4'", (hub,))
+            await a.drop(build("r4"))
+            assert await a.find("r4") is not None  # it is not this hub's
+            await a.drop(build("r4"), {marks["a"], ""})
+            assert await a.find("r4") is None
     await a.aclose()
     await b.aclose()
 

@@ -8,13 +8,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from tests.workflows.run_rig import SECONDS, RunRig, call, node, run_rig
 
 from dragoman.core.errors import StorageFailed
 from dragoman.core.principal import OWNER
 from dragoman.core.runs import COMPLETED, ENDED, FAILED, Run
+from dragoman.stores.cluster import SCHEMA
 from dragoman.stores.config import StoreSettings
+from dragoman.stores.runs_postgres import PostgresRuns
 from dragoman.workflows import service
 from dragoman.workflows.service import RunStart
 
@@ -84,7 +87,7 @@ async def test_a_refused_start_is_not_executed_later(
     starter: str, rig: RunRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("ADD_SECONDS", "RETRY_SECONDS"):
-        monkeypatch.setattr(service, name, 0.05, raising=False)
+        monkeypatch.setattr(service, name, 0.05)
     step = node("run", "tool.call", tool="workflow.inner")
     await rig.define("outer", {**step, "repeatable": True, "retry": {"attempts": 1}})
     tried = lose_answers(rig, monkeypatch, "inner", 1000)
@@ -111,6 +114,43 @@ async def test_a_refused_start_is_not_executed_later(
         return not runner.withheld and not runner.unfinished
 
     await until(is_settled)
+
+
+@pytest.mark.parametrize("id", ["", "a" * 24], ids=["its own id", "an id of its starter"])
+async def test_a_refused_start_is_deleted_after_its_hub_counted_as_dead(
+    id: str, rig: RunRig, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One whose id its starter has chosen stays: the starter may have asked the heir for it."""
+    for name in ("ADD_SECONDS", "RETRY_SECONDS"):
+        monkeypatch.setattr(service, name, 0.05)
+    runner, store = rig.service._runner, rig.service._store
+    assert isinstance(store, PostgresRuns)
+    with psycopg.connect(postgres_url, autocommit=True) as db:
+        db.execute(SCHEMA.encode())
+        for mark in ("aaaaaaaa", "bbbbbbbb"):
+            db.execute(
+                "INSERT INTO dragoman.hubs (id, node, version, address, state) "
+                "VALUES (%s, 'n', '1', 'x', 'ready')",
+                (mark,),
+            )
+        store._fence.mark = "aaaaaaaa"
+        with monkeypatch.context() as patch:
+            tried = lose_answers(rig, patch, "inner", 1000)
+            patch.setattr(service, "RETRY_SECONDS", 60.0)
+            with pytest.raises(StorageFailed):
+                await rig.service.start("inner", RunStart(principal=OWNER, door="api", id=id))
+        db.execute("UPDATE dragoman.hubs SET state = 'dead' WHERE id = 'aaaaaaaa'")
+        store._fence.mark = "bbbbbbbb"  # it has joined again
+        db.execute(
+            "UPDATE dragoman.runs SET hub = ''"
+        )  # as other hubs release the runs of the dead
+        [withheld] = runner.withheld.values()
+        await rig.service._drop(withheld)
+        runner.fill()
+        await rig.until_idle()
+        run = await store.find(tried[0].id)
+        assert (run is None) is not bool(id) and not runner.withheld
+        store._fence.mark = ""
 
 
 async def test_a_refused_start_may_be_repeated_with_its_id(

@@ -191,6 +191,11 @@ class RunStore(Protocol):
     def is_shared(self) -> bool:
         """Whether other hubs use it, too."""
 
+    @property
+    def hub(self) -> str:
+        """The id of this hub in the runs that it works on; empty where no others use the store. It
+        has another id after other hubs have declared it dead."""
+
     async def claim(self, id: str) -> Run | None:
         """Finds a run in order to change it: other hubs leave it alone until it is released, or
         this hub has ended. Raises `RunTaken`."""
@@ -205,9 +210,10 @@ class RunStore(Protocol):
     async def add(self, run: Run, source: str) -> None:
         """Stores a new run with the source of its definition. A run whose id exists stays."""
 
-    async def drop(self, run: Run) -> None:
-        """Deletes a run that `add` may have stored although it failed, unless it is not this hub's
-        or has begun. Waits for an `add` that a server is still executing."""
+    async def drop(self, run: Run, hubs: Collection[str] = ()) -> None:
+        """Deletes a run that `add` may have stored although it failed, unless it has begun or is
+        neither this hub's nor that of one of `hubs`, of which an empty one is none. Waits for an
+        `add` that a server is still executing."""
 
     async def save(
         self,

@@ -63,8 +63,8 @@ SEALED = SealedTable(
     ),
 )  # fmt: skip
 _MORE = "number, problem, ended_at, delivered"
-_HELD = "(hub = ? AND (outcome = ? OR (outcome = ? AND delivered = 0)))"
-"""A call that a hub has begun. If another hub has taken it for dead, it has marked the call as
+_HELD = "(outcome = ? OR (outcome = ? AND delivered = 0))"
+"""A call that its hub has begun. If another hub has taken it for dead, it has marked the call as
 interrupted. The first hub knows better, unless the requester has got that answer."""
 _PRINCIPAL = ("kind", "id", "org", "roles", "scopes", "behalf", "serves", "credential", "view")
 
@@ -75,8 +75,9 @@ class DatabaseApprovals(LoopStore):
         self._hub = hub
         self._begun: dict[str, str] = {}
         """The calls that this process makes, with the ids of the hub under which they began."""
-        self._unsure: dict[str, str] = {}
-        """Likewise those of which it is unknown whether it is stored that they began."""
+        self._unsure: dict[str, frozenset[str]] = {}
+        """Likewise those of which it is unknown whether it is stored that they began, and under
+        which id: the hub may have got another one between two attempts."""
         super().__init__(place, TABLES, durable=True)
         self._seals = find_seals(place)
 
@@ -178,11 +179,12 @@ class DatabaseApprovals(LoopStore):
     def begin(self, id: str) -> bool:
         if id in self._begun:
             return False  # it runs here; the next attempt must not take it for its own
-        hub, unsure = self._hub, self._unsure.pop(id, None)
+        hub, unsure = self._hub, self._unsure.pop(id, frozenset())
         open_states, values = "outcome = ''", [RUNNING, hub, id, CALL, APPROVED]
-        if unsure is not None:  # it began here, and the answer of the database was lost
-            open_states = f"(outcome = '' OR {_HELD})"
-            values += [unsure, RUNNING, INTERRUPTED]
+        if unsure:  # it may have begun here, and the answer of the database was lost
+            places = ", ".join("?" * len(unsure))
+            open_states = f"(outcome = '' OR (hub IN ({places}) AND {_HELD}))"
+            values += [*unsure, RUNNING, INTERRUPTED]
         try:
             with self._transact() as db, self._seals.change(db, SEALED, id):
                 if not self._list_ids("id = ?", (id,)):
@@ -194,7 +196,7 @@ class DatabaseApprovals(LoopStore):
                 )
                 has_begun = done.rowcount == 1
         except StorageFailed:
-            self._unsure[id] = hub if unsure is None else unsure
+            self._unsure[id] = unsure | {hub}
             raise
         if has_begun:
             self._begun[id] = hub
@@ -239,7 +241,7 @@ class DatabaseApprovals(LoopStore):
         with self._transact() as db, self._seals.change(db, SEALED, id):
             db.execute(
                 "UPDATE approvals SET outcome = '', hub = '', ended_at = 0 "
-                f"WHERE id = ? AND {_HELD}",
+                f"WHERE id = ? AND hub = ? AND {_HELD}",
                 (id, hub, RUNNING, INTERRUPTED),
             )
         self._begun.pop(id, None)

@@ -111,10 +111,10 @@ def build_add(run: Run, source: str, hub: str = "") -> list[Statement]:
     ]
 
 
-def build_drop(run: Run, hub: str = "") -> list[Statement]:
+def build_drop(run: Run, hubs: Collection[str], hub: str = "") -> list[Statement]:
     """A transaction that is still adding the run is not seen by the deletion; the insertion waits
     for its end."""
-    return [build_add(run, "", hub)[1], (DROP_RUN, (run.id, hub))]
+    return [build_add(run, "", hub)[1], *((DROP_RUN, (run.id, one)) for one in {hub, *hubs})]
 
 
 def build_save(

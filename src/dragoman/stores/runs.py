@@ -20,6 +20,7 @@ class SqliteRuns(LoopStore):
     """Used on the thread of the event loop: a transaction takes a tenth of a millisecond."""
 
     is_shared = False
+    hub = ""
 
     def __init__(self, home: Path, *, durable: bool = True) -> None:
         """Without `durable`, nothing waits for the disk."""
@@ -32,8 +33,8 @@ class SqliteRuns(LoopStore):
     async def add(self, run: Run, source: str) -> None:
         await self._store(rows.build_add(run, source))
 
-    async def drop(self, run: Run) -> None:
-        await self._store(rows.build_drop(run))
+    async def drop(self, run: Run, hubs: Collection[str] = ()) -> None:
+        await self._store(rows.build_drop(run, hubs))
 
     async def save(
         self,

@@ -111,13 +111,17 @@ class PostgresRuns:
         self._place = place
         self._errors: tuple[type[Exception], ...] = (*errors, TimeoutError)
 
+    @property
+    def hub(self) -> str:
+        return self._fence.mark
+
     async def add(self, run: Run, source: str) -> None:
         hub = self._fence.mark
         await self._store(rows.build_add(run, source, hub), hub)
 
-    async def drop(self, run: Run) -> None:
+    async def drop(self, run: Run, hubs: Collection[str] = ()) -> None:
         hub = self._fence.mark
-        await self._store(rows.build_drop(run, hub), hub)
+        await self._store(rows.build_drop(run, hubs, hub), hub)
 
     async def save(
         self,

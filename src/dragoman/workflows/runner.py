@@ -110,6 +110,20 @@ Watcher = Callable[[Run, StepRecord | None], None]
 """Gets the run after each change, with the step if one has changed."""
 
 
+class WithheldRun(Struct, kw_only=True):
+    """A run that may be stored, but whose start has not succeeded."""
+
+    run: Run
+    """Without its inputs."""
+    hubs: set[str]
+    """The ids that this hub had when it tried to store the run."""
+    is_promised: bool
+    """Whether its starter has chosen the id: once this hub counts as dead, another one may have
+    told the starter that the run exists."""
+    is_refused: bool = False
+    """Whether the start has failed."""
+
+
 class _Driver:
     """What advances one run, while it is in memory."""
 
@@ -172,8 +186,8 @@ class Runner:
         self._turns = asyncio.Lock()
         self.unfinished: Counter[tuple[str, str]] = Counter()
         """Runs that have not ended, by org and owner."""
-        self.withheld: set[str] = set()
-        """Runs that may be stored, but whose start has not succeeded: they stay in the queue."""
+        self.withheld: dict[str, WithheldRun] = {}
+        """They stay in the queue."""
         self.on_wait: Callable[[Run, StepRecord], None] = lambda run, record: None
         """Called with each step that waits, once that is stored."""
 

@@ -61,7 +61,7 @@ from dragoman.workflows.event_waits import EventWaits
 from dragoman.workflows.inputs import resolve_inputs
 from dragoman.workflows.model import MANUAL, Workflow
 from dragoman.workflows.run_calls import RunCalls
-from dragoman.workflows.runner import Runner, Watcher
+from dragoman.workflows.runner import Runner, Watcher, WithheldRun
 from dragoman.workflows.waits import StepWaits
 
 log = logging.getLogger(__name__)
@@ -146,8 +146,7 @@ class RunService:
         self._build_tool = build_tool
         self._clock = clock
         self._starting = asyncio.Lock()
-        self._refused: dict[str, Run] = {}
-        """Runs whose start has failed, but which the store may have; without their inputs."""
+        self._dropping: asyncio.Task[None] | None = None
         self._background = Background("the watches of workflow runs")
 
     async def open(self) -> None:
@@ -203,33 +202,40 @@ class RunService:
         if not request.id:
             return await self._add_new(run, workflow, request)
         async with self._starting:  # of two starts with one id, the second finds the first
-            found = None if run.id in self._refused else await self._store.find(run.id)
+            is_refused = run.id in self._runner.withheld
+            found = None if is_refused else await self._store.find(run.id)
             return found or await self._add_new(run, workflow, request)
 
     async def _add_new(self, run: Run, workflow: Workflow, request: RunStart) -> Run:
-        is_refused = self._refused.pop(run.id, None) is not None
-        if not is_refused:
+        withheld = self._runner.withheld.get(run.id)
+        is_new = withheld is None  # else its first start was refused
+        if withheld is None:
             self._runner.count(run, 1)  # before it can end
-            self._runner.withheld.add(run.id)
+            withheld = WithheldRun(
+                run=replace(run, inputs=NOTHING), hubs=set(), is_promised=bool(request.id)
+            )
+            self._runner.withheld[run.id] = withheld
         try:
-            is_first = await self._store_new(run, workflow.source)
+            is_first = await self._store_new(run, workflow.source, withheld.hubs)
         except HubError:
             if request.is_occurrence:
                 self._runner.count(run, -1)
-                self._runner.withheld.discard(run.id)
+                del self._runner.withheld[run.id]
             else:
-                self._refuse(run)
+                self._refuse(withheld)
             raise
-        self._runner.withheld.discard(run.id)
-        self._runner.begin(run, is_untouched=is_first and not is_refused)
+        del self._runner.withheld[run.id]
+        self._runner.begin(run, is_untouched=is_first and is_new)
         return run
 
-    async def _store_new(self, run: Run, source: str) -> bool:
+    async def _store_new(self, run: Run, source: str, hubs: set[str]) -> bool:
         """Stores a run, and returns whether the first attempt succeeded. An answer may be lost on
-        its way from a server that has stored the run: the next attempt has the same id."""
+        its way from a server that has stored the run: the next attempt has the same id. Adds the
+        ids of this hub that the attempts had to `hubs`."""
         loop, pauses = asyncio.get_running_loop(), Backoff(first=0.1, longest=0.4)
         until = loop.time() + ADD_SECONDS
         while True:
+            hubs.add(self._store.hub)
             try:
                 await self._store.add(run, source)
                 return not pauses.failures
@@ -238,28 +244,31 @@ class RunService:
                     raise
             await asyncio.sleep(pauses.next_delay())
 
-    def _refuse(self, run: Run) -> None:
+    def _refuse(self, withheld: WithheldRun) -> None:
         """Keeps a run whose start has failed from being executed. It counts as unfinished until the
         store is known not to have it, which also limits how many there are."""
-        if not self._refused:
-            self._background.spawn(self._drop_refused())
-        self._refused[run.id] = replace(run, inputs=NOTHING)
+        withheld.is_refused = True
+        if self._dropping is None or self._dropping.done():
+            self._dropping = self._background.spawn(self._drop_refused())
 
     async def _drop_refused(self) -> None:
-        while self._refused:
+        withheld = self._runner.withheld
+        while refused := [one for one in withheld.values() if one.is_refused]:
             await asyncio.sleep(RETRY_SECONDS)
             try:
-                for run in list(self._refused.values()):
-                    await self._drop(run)
+                for one in refused:
+                    await self._drop(one)
             except StorageFailed as error:
                 STORAGE_OUTAGE.note(f"refused workflow runs cannot be deleted: {error}")
 
-    async def _drop(self, run: Run) -> None:
+    async def _drop(self, withheld: WithheldRun) -> None:
+        """Deletes a run whose start was refused. One that a hub which counted as dead has left in
+        the queue is deleted too, unless its starter may have found it there."""
+        run = withheld.run
         async with self._starting:  # it may be started again
-            if run.id in self._refused:
-                await self._store.drop(run)
-                del self._refused[run.id]
-                self._runner.withheld.discard(run.id)
+            if run.id in self._runner.withheld:
+                await self._store.drop(run, () if withheld.is_promised else withheld.hubs | {""})
+                del self._runner.withheld[run.id]
                 self._runner.count(run, -1)
 
     def build_child(
@@ -370,7 +379,7 @@ class RunService:
     async def find(self, principal: Principal, id: str) -> Run:
         """Finds a run that the principal may see. Raises `NotFound`."""
         run = await self._store.find(id)
-        if run is None or id in self._refused or not self.may_see(principal, run):
+        if run is None or id in self._runner.withheld or not self.may_see(principal, run):
             raise NotFound(f'there is no run "{id[:64]}"')
         return run
 
@@ -407,7 +416,8 @@ class RunService:
         """Lists the principal's runs, and for administrators all of their org."""
         owner = "" if self._is_admin(principal) else principal.label
         wanted = RunFilter(org=principal.org, owner=owner, workflow=workflow, states=states)
-        return await self._store.list_runs(wanted, limit, cursor)
+        runs, cursor = await self._store.list_runs(wanted, limit, cursor)
+        return [run for run in runs if run.id not in self._runner.withheld], cursor
 
     def watch(self, id: str, watcher: Watcher) -> Callable[[], None]:
         return self._runner.watch(id, watcher)

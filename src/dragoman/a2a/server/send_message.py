@@ -5,7 +5,8 @@ whether it continues a task. The task runs `Hub.call`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from functools import partial
 from time import time
 from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
@@ -57,6 +58,9 @@ MAX_KEYS = 32
 
 Sent: TypeAlias = tuple[A2aTask, int]
 """The running task, and the number of its last entry when the message was taken."""
+
+
+MakeCall: TypeAlias = Callable[[], Coroutine[Any, Any, tuple[Tool, Result]]]
 
 
 class MessageSender:
@@ -455,20 +459,15 @@ class MessageSender:
             answers=answers,
             handle=handle,
         )
-        call = self._hub.call(task.owner, name, record.arguments, options)
-        return self._store_and_await(task, call) if header.sends else call
+        call = partial(self._hub.call, task.owner, name, record.arguments, options)
+        is_withdrawal = handle is not None and answers is None
+        return self._store_and_call(task, call) if header.sends and not is_withdrawal else call()
 
-    async def _store_and_await(
-        self, task: A2aTask, call: Coroutine[Any, Any, tuple[Tool, Result]]
-    ) -> tuple[Tool, Result]:
+    async def _store_and_call(self, task: A2aTask, call: MakeCall) -> tuple[Tool, Result]:
         """Makes the call of a message with an idempotency key once the key is stored. The heir of a
         hub that has ended sends what it does not know of again."""
-        try:
-            self._tasks.flush(task)
-        except BaseException:
-            call.close()
-            raise
-        return await call
+        self._tasks.flush(task)
+        return await call()
 
     def take_direct_reply(self, task: A2aTask) -> Mapping[str, Any] | None:
         """The message that answers in place of a task, if the target gave one and no client has
