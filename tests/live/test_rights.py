@@ -15,7 +15,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import grpc
 import pytest
+from a2a.types import a2a_pb2 as pb
+from a2a.types.a2a_pb2_grpc import A2AServiceStub
+from google.rpc.error_details_pb2 import ErrorInfo
+from google.rpc.status_pb2 import Status
 from tests.live.conftest import RunningHub, open_keys
 from tests.live.module_hub import run_module_hub, text_of, until
 from tests.peers import wire
@@ -32,6 +37,7 @@ SERVERS = [
 CONFIG = """api_key = "owner-of-the-tests-0123456789"
 [a2a]
 enabled = true
+grpc_port = 0
 [[views]]
 name = "narrow"
 include = ["intruder.look"]
@@ -200,7 +206,9 @@ class Rig:
     hub: RunningHub
     keys: Mapping[str, str]
 
-    def ask(self, operation: str, key: str = "", name: str = "there-is-none") -> Reply:
+    def ask(
+        self, operation: str, key: str = "", name: str = "there-is-none", body: Any = None
+    ) -> Reply:
         """Sends the operation with the key of that name; reads of a stream the head alone."""
         method, path = operation.replace("{name}", name).split(" ")
         headers = {"Content-Type": "application/json"}
@@ -208,7 +216,8 @@ class Rig:
             headers["Authorization"] = f"Bearer {self.keys[key]}"
         connection = http.client.HTTPConnection(urlsplit(self.hub.url).netloc, timeout=60)
         try:
-            connection.request(method, path, "{}" if method in ("POST", "PATCH") else "", headers)
+            sent = json.dumps(body or {}) if method in ("POST", "PATCH") else ""
+            connection.request(method, path, sent, headers)
             answer = connection.getresponse()
             is_stream = answer.headers.get_content_type() == "text/event-stream"
             body = "" if is_stream else answer.read().decode()
@@ -374,6 +383,34 @@ def test_a_key_that_may_only_list_calls_nothing(rig: Rig) -> None:
     assert info["reason"] == "PERMISSION_DENIED" and info["metadata"]["scope"] == "call"
     by_rest = wire.post(f"{rig.hub.url}/a2a/message:send", {"message": MESSAGE}, headers)
     assert by_rest.status == 403 and 'scope="call"' in by_rest.headers["www-authenticate"]
+
+
+def ask_grpc(rig: Rig, scope: str) -> tuple[grpc.StatusCode, Mapping[str, str]]:
+    """Sends a message; returns the status, and the metadata of its google.rpc.ErrorInfo."""
+    port = json.loads(rig.hub.command("status", "--json").stdout)["agents"]["grpc_port"]
+    metadata = (("authorization", f"Bearer {rig.keys[scope]}"), ("a2a-version", "1.0"))
+    part = pb.Part(text="x")
+    sent = pb.Message(message_id="m", role=pb.Role.ROLE_USER, parts=[part])
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        try:
+            request = pb.SendMessageRequest(message=sent)
+            A2AServiceStub(channel).SendMessage(request, metadata=metadata, timeout=60)
+        except grpc.RpcError as error:
+            trailers = dict(error.trailing_metadata())
+            status = Status.FromString(trailers["grpc-status-details-bin"])
+            info = ErrorInfo()
+            assert status.details[0].Unpack(info)
+            return error.code(), dict(info.metadata)
+    return grpc.StatusCode.OK, {}
+
+
+@pytest.mark.parametrize("scope", ["metrics", "approve", "nothing", "mine:own", "list"])
+def test_a_key_without_call_sends_nothing_over_grpc(rig: Rig, scope: str) -> None:
+    code, metadata = ask_grpc(rig, scope)
+    assert code is grpc.StatusCode.PERMISSION_DENIED
+    assert metadata["scope"] == "call" and metadata["kind"] == "InsufficientScope"
+    code, metadata = ask_grpc(rig, "plain")  # and not for want of another thing
+    assert "scope" not in metadata, (code, metadata)
 
 
 def test_an_ordinary_key_lists_and_calls(rig: Rig) -> None:

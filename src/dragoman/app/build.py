@@ -279,7 +279,9 @@ def _build_api(
         ServersApi(applier, ServerEditor(commands, applier.reload, rules), stores.audit),
         RecordsApi(hub, RecordQueries(parts, view, stores.usage)),
         HubApi(HubReportsView(parts, commands)),
-        LoginsApi(hub, LoginAdmin(parts.logins.desk, view.agents, hub), stores.audit),
+        LoginsApi(
+            hub, LoginAdmin(parts.logins.desk, view.agents, hub, parts.upstreams), stores.audit
+        ),
         PromptsAndResourcesApi(hub, TASKS_ONLY),
         LimitsApi(hub, status.find_concurrency),
         UsageApi(hub, stores.usage),

@@ -10,6 +10,9 @@ from dragoman.core.errors import NotFound, Unreachable
 from dragoman.core.holders import SHARED, find_holder_of, render_holder
 from dragoman.core.hub import Hub
 from dragoman.core.principal import Principal
+from dragoman.core.tool import Tool
+from dragoman.mcp.client.upstream_manager import UpstreamManager
+from dragoman.mcp.protocol.tool_names import build_canonical_name
 from dragoman.oauth.logins.accounts import AGENT, LoginAccount
 from dragoman.oauth.logins.desk import HubLoginDesk, build_no_account
 
@@ -21,6 +24,7 @@ class LoginAdmin:
     _desk: HubLoginDesk
     _registered: RegisteredAgents
     _hub: Hub
+    _upstreams: UpstreamManager
 
     async def begin(
         self,
@@ -80,30 +84,30 @@ class LoginAdmin:
         return {"name": account.name, "removed": [one for one in removed if one is not None]}
 
     def _find(self, kind: str, name: str, by: Principal) -> LoginAccount:
-        """What is not in the view of a bound principal is unknown to it, and no name is suggested
-        to it."""
-        asked = name
+        """Finds the account at a server or agent. One that the principal does not know of is
+        reported as missing; only the errors of administrators name similar ones."""
+        asked, is_admin = name, self._desk.may_administer(by)
         try:
             if kind == AGENT:
                 name = self._registered.find(name).name  # by id or slug, too
             account = self._desk.get_account(name)
         except NotFound:
-            if by.view:
-                raise build_no_account(asked) from None
-            raise
-        if by.view and not self._is_in_view(name, by):
+            if is_admin:
+                raise
+            raise build_no_account(asked) from None
+        if not is_admin and not self._is_known(name, by):
             raise build_no_account(asked)
         if account.spec.kind != kind:
-            raise NotFound(f'there is no {kind} "{name[:200]}"')
+            raise NotFound(f'there is no {kind} "{asked[:200]}"')
         return account
 
-    def _is_in_view(self, name: str, by: Principal) -> bool:
-        """Whether the view that the principal is bound to has a tool of the server or agent, or
-        what stands for its tools before a login."""
+    def _is_known(self, name: str, by: Principal) -> bool:
+        """Whether the principal may list a tool of the server or agent, or what stands for its
+        tools while they are unknown."""
         hub = self._hub
-        view = hub.views.get_bound(by.view)
-        waiting = hub.logins.list_login_tools() if hub.logins is not None else ()
-        tools = [tool for tool in waiting if tool.target.name == name]
-        for catalog in hub.catalogs.values():
-            tools += catalog.list_offered(name)
-        return any(map(view.includes, tools))
+        tools = [tool for catalog in hub.catalogs.values() for tool in catalog.list_offered(name)]
+        target = self._upstreams.find(name) or self._registered.find_target(name)
+        if target is not None:
+            stand_in = build_canonical_name(name, "login")
+            tools.append(Tool(name=stand_in, alias=stand_in, remote_name="login", target=target))
+        return any(hub.authorizer.can_list(by, tool) for tool in tools)

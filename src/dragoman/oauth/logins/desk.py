@@ -124,7 +124,7 @@ class HubLoginDesk:
         `note_login` is called when the credential of a holder is new or was removed."""
         self._bus = bus
         self.find_base = find_base
-        self._may_administer = may_administer
+        self.may_administer = may_administer
         self._note_login = note_login
         self._ownership = ownership
         self._accounts: dict[str, LoginAccount] = {}
@@ -153,7 +153,7 @@ class HubLoginDesk:
     def find_holder(self, account: LoginAccount, by: Principal, *, shared: bool = False) -> str:
         """Finds the holder that a principal logs in for. Raises `Denied`."""
         if shared or not account.is_per_user:
-            if not self._may_administer(by):
+            if not self.may_administer(by):
                 raise Denied(
                     f'"{by.label}" may not log in at {account.label} for all users: an '
                     'administrator may, by a policy that permits the action "admin"'
