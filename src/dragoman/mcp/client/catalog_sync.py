@@ -10,13 +10,14 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from time import monotonic, thread_time
+from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dragoman.core.backoff import add_jitter
 from dragoman.core.call import NOTHING
 from dragoman.core.catalog import Catalog
 from dragoman.core.errors import ConfigError, HubError, TimedOut, Unreachable
+from dragoman.core.loop_turns import LoopTurns
 from dragoman.core.ports import SchemaCompiler
 from dragoman.core.resource_uris import MAX_URI, build_listed_uri, build_own_uri
 from dragoman.core.tool import INSTRUCTIONS, PROMPT, RESOURCE, TEMPLATE, TOOL, Target, Tool
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_PROBLEMS = 20
-TURN_SECONDS = 0.005
-"""How long a list is parsed before the event loop gets a turn."""
 MAX_INSTRUCTIONS = 65_536
 """Characters of a server's instructions that are reviewed; the rest is never shown."""
 
@@ -187,28 +186,22 @@ class CatalogSync:
             extensions=extensions if isinstance(extensions, dict) else NOTHING,
         )
         changes: list[tuple[str, ParsedList]] = []
-        self.spent = 0.0
+        turns = LoopTurns()
         has_headers = session.revision.has_mirrored_headers and session.wire.sends_headers
         for kind, entries in lists.items():
             if isinstance(entries, HubError):
                 self.report_problems(KINDS[kind].method, [f"no {kind}s are listed: {entries}"])
                 continue
             self.report_problems(KINDS[kind].method, [])
-            begun = thread_time()
             differs = entries != self._published[kind]
-            self.spent += thread_time() - begun
             if differs or (kind == TOOL and has_headers != self._has_headers):
-                parsed = await self._parse_list(kind, entries, has_headers and kind == TOOL)
+                parsed = await self._parse_list(kind, entries, has_headers and kind == TOOL, turns)
                 changes.append((kind, parsed))
-        begun = thread_time()
         for kind, parsed in changes:  # unchanged lists are not published: no client is notified
-            if (took := thread_time() - begun) > TURN_SECONDS:
-                self.spent += took
-                await asyncio.sleep(0)
-                begun = thread_time()
+            await turns.give_way()
             self._publish_list(kind, parsed)
         self._publish_instructions(session.instructions[:MAX_INSTRUCTIONS].strip())
-        self.spent += thread_time() - begun
+        self.spent = turns.spent
 
     def _publish_list(self, kind: str, parsed: ParsedList) -> None:
         self.report_problems(kind, parsed.problems)
@@ -238,15 +231,13 @@ class CatalogSync:
 
     # --- parsing -------------------------------------------------------------------------------
 
-    async def _parse_list(self, kind: str, definitions: list[Any], has_headers: bool) -> ParsedList:
+    async def _parse_list(
+        self, kind: str, definitions: list[Any], has_headers: bool, turns: LoopTurns
+    ) -> ParsedList:
         parsed = ParsedList(definitions, has_headers, [], {}, [])
         taken: set[str] = set()
-        begun = thread_time()
         for position, definition in enumerate(definitions):
-            if (took := thread_time() - begun) > TURN_SECONDS:
-                self.spent += took
-                await asyncio.sleep(0)
-                begun = thread_time()
+            await turns.give_way()
             try:
                 tool = self._parse_entry(kind, definition, taken)
                 if has_headers and (params := _find_header_params(tool)):
@@ -256,7 +247,6 @@ class CatalogSync:
                 continue
             taken.add(tool.remote_name)
             parsed.tools.append(tool)
-        self.spent += thread_time() - begun
         return parsed
 
     def _parse_entry(self, kind: str, definition: Any, taken: Collection[str]) -> Tool:
