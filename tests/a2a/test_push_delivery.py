@@ -25,7 +25,8 @@ from dragoman.a2a.server import push_delivery as push_module
 from dragoman.a2a.server.push_delivery import PushNotifier
 from dragoman.a2a.server.task import A2aTask, A2aTaskRegistry
 from dragoman.core.call import Artifact, Progress, Result, Update, Updates
-from dragoman.core.errors import Overloaded, StorageFailed
+from dragoman.core.cluster import SINGLE_HUB, Ownership, SingleHub
+from dragoman.core.errors import LeaseExpired, Overloaded, StorageFailed
 from dragoman.core.ports import TaskStore
 from dragoman.core.principal import Principal
 from dragoman.core.tasks import Outcome
@@ -185,6 +186,7 @@ async def run_push_rig(
     private: bool = True,
     most: int = 100,
     sweep_seconds: float = 30.0,
+    cluster: Ownership = SINGLE_HUB,
     **settings: Any,
 ) -> AsyncIterator[PushRig]:
     store = store or MemoryTaskStore()
@@ -197,6 +199,7 @@ async def run_push_rig(
         A2aSettings(push_private=private, **settings),
         check=lambda url: client.find_objection(url, allow_private=private),
         first_seconds=first_seconds,
+        cluster=cluster,
     )
     tasks.load(build_stored)
     push.load()
@@ -239,6 +242,39 @@ async def test_webhook_receives_later_events_in_order() -> None:
         assert list(first) == ["statusUpdate"]
         assert (first["statusUpdate"]["taskId"], first["statusUpdate"]["contextId"]) == ("t", "c")
         assert receiver.most == 1, "one after the other"
+
+
+class ExpiringLease(SingleHub):
+    """A place in a cluster whose lease a test lets expire."""
+
+    is_expired = False
+    checks = 0
+
+    def check_lease(self) -> None:
+        self.checks += 1
+        if self.is_expired:
+            raise LeaseExpired("paused for too long")
+
+
+async def test_a_hub_whose_lease_has_expired_delivers_nothing_and_its_owner_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(push_module, "STORE_SECONDS", 0.01)
+    lease = ExpiringLease()
+    async with receiving() as receiver:
+        async with run_push_rig(DatabaseTaskStore(tmp_path), cluster=lease, push_attempts=2) as hub:
+            task = hub.begin()
+            await hub.push.set(task, {"url": receiver.url()}, "1.0")
+            lease.is_expired = True
+            await hub.run("t")
+            async with asyncio.timeout(BOUND):
+                while lease.checks < 5:  # more often than a delivery is tried
+                    await asyncio.sleep(0.002)
+            assert not receiver.got and hub.push.list(task)["configs"]
+        async with run_push_rig(
+            DatabaseTaskStore(tmp_path)
+        ):  # at the heir, or here once the lease is renewed
+            assert texts_of_deliveries(await receiver.until(2)) == DONE
 
 
 async def test_webhook_receives_earlier_events_on_request() -> None:

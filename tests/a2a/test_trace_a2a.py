@@ -33,6 +33,7 @@ from dragoman.core.bus import Bus
 from dragoman.core.call import FORM, Call, Question, Result
 from dragoman.core.call_chains import RunningCall
 from dragoman.core.catalog import Catalog, admit_all
+from dragoman.core.cluster import SINGLE_HUB, ClusterMember
 from dragoman.core.hub import Hub
 from dragoman.core.principal import Principal
 from dragoman.core.question_handles import QuestionHandles
@@ -125,10 +126,11 @@ class HubRig:
 
 
 @contextlib.asynccontextmanager
-async def run_rig() -> AsyncIterator[HubRig]:
+async def run_rig(cluster: ClusterMember = SINGLE_HUB) -> AsyncIterator[HubRig]:
     settings = A2aSettings(enabled=True)
     catalog, store, agent = Catalog(review=admit_all), MemoryTaskStore(), Mirror()
-    hub = build_permissive_hub(catalog, Bus(), [Questions(QuestionHandles(bytes(32), 60))])
+    stages = [Questions(QuestionHandles(bytes(32), 60))]
+    hub = build_permissive_hub(catalog, Bus(), stages, cluster=cluster)
     facts = AgentFacts(name="mirror", description="")
     catalog.offer("mirror", [build_agent_tool(agent, facts, "dragoman_agent_", accept_anything)])
     tasks = build_registry(store)

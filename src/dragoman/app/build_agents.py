@@ -498,6 +498,7 @@ class AgentsBuilder:
             webhooks.open_public(allow_private=private),
             settings,
             check=lambda url: webhooks.find_objection(url, allow_private=private),
+            cluster=self.hub.cluster,
         )
         server = A2aServer(self.hub, tasks, router, cards, push, settings.stream_secs)
         return A2aParts(

@@ -30,7 +30,8 @@ from dragoman.a2a.server.task import A2aTask, A2aTaskRegistry, read_events, rend
 from dragoman.core.access import WhyEnded, explain_lost_access
 from dragoman.core.background import start_task
 from dragoman.core.backoff import Backoff
-from dragoman.core.errors import HubError, Overloaded, StorageFailed
+from dragoman.core.cluster import SINGLE_HUB, Ownership
+from dragoman.core.errors import HubError, LeaseExpired, Overloaded, StorageFailed
 from dragoman.core.logs import STORAGE_OUTAGE
 from dragoman.core.ports import StoredPush, TaskStore
 from dragoman.core.principal import Principal
@@ -74,14 +75,17 @@ class PushNotifier:
         *,
         check: Check,
         first_seconds: float = FIRST_SECONDS,
+        cluster: Ownership = SINGLE_HUB,
     ) -> None:
         """`http` follows no redirects and refuses addresses that no webhook may have, whenever it
-        dials; `check` applies the same rules early, and returns why an address is refused."""
+        dials; `check` applies the same rules early, and returns why an address is refused.
+        `cluster` says whether this hub still owns its tasks."""
         self._tasks = tasks
         self._store = store
         self._http = http
         self._settings = settings
         self._check = check
+        self._cluster = cluster
         self._checks = asyncio.Semaphore(CHECKS)
         self._backoff = Backoff(first_seconds, LONGEST_SECONDS)
         self._hooks: dict[A2aTask, dict[str, Webhook]] = {}
@@ -332,6 +336,9 @@ class PushNotifier:
             return
         try:
             failure = await self._send_due(hook)
+        except LeaseExpired:  # the owner of the task by then continues at the cursor
+            self._wake_later(hook, STORE_SECONDS)
+            return
         except Exception as error:
             log.exception("delivery to %s crashed", hook.label)
             failure = DeliveryFailure(f"its delivery crashed ({type(error).__name__})")
@@ -346,6 +353,7 @@ class PushNotifier:
         until = loop.time() + TURN_SECONDS
         for entry in due[:TURN]:
             seconds = self._settings.push_timeout_secs
+            self._cluster.check_lease()
             failure = await deliver(self._http, hook, entry, seconds)
             if failure is not None:
                 return failure
