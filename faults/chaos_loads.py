@@ -35,7 +35,7 @@ REMEMBERED = 20
 EVERY_SECONDS = 60.0
 """Between two times of a workflow; those of an outage are made up for."""
 AGENT_GAP_SECONDS = 240.0
-"""Times of agents that nobody was there for are left out: those of one pause, of a lease after it,
+"""Times of agents are left out while no hub can fire them: those of one pause, of a lease after it,
 and of a start."""
 COMPLETED, FAILED = "TASK_STATE_COMPLETED", "TASK_STATE_FAILED"
 

@@ -158,6 +158,8 @@ class _Conversation:
             return False
         if kind == b"S":
             self._parsed.clear()
+        if self._to_server.is_closing():
+            return False
         if kind in b"QPBDES":
             self._expected.append((kind, False))
         self._to_server.write(_build(kind, body))
@@ -211,6 +213,8 @@ class _Conversation:
             late = self._held_until - time.monotonic()
             if late > 0:
                 await asyncio.sleep(late)
+            if self._to_client.is_closing():
+                return
             if not is_kept:
                 self._to_client.write(head + body)
                 with suppress(ConnectionError):

@@ -136,7 +136,7 @@ class Terminal:
                 child.kill()
         try:
             pid = json.loads((self.home / "daemon.json").read_bytes())["pid"]
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return
         with contextlib.suppress(ProcessLookupError):  # left by `up --detach`
             os.kill(pid, signal.SIGTERM)

@@ -72,8 +72,8 @@ _SCHEMA = {
 
 
 LABEL_PAUSES = Backoff(first=0.1, longest=5.0)
-LABEL_ATTEMPTS = 10
-"""Half a minute in all."""
+LABEL_RETRIES = 10
+"""Half a minute of pauses in all."""
 
 
 class CollectLabels:
@@ -324,12 +324,12 @@ class Taint:
         """Labels an outcome whose labels could not be stored. The call has taken effect, and its
         result must not leave the hub without its labels: while their store fails, this tries
         again, and in the end raises `WorkFailed`."""
-        for attempt in range(1, LABEL_ATTEMPTS + 1):
+        for attempt in range(1, LABEL_RETRIES + 1):
             await asyncio.sleep(self._pauses.delay(attempt))
             try:
                 return self._label_outcome(call, flows, running, result)
             except StorageFailed as error:
-                if attempt == LABEL_ATTEMPTS:
+                if attempt == LABEL_RETRIES:
                     raise WorkFailed(
                         f'"{call.tool.name}" was called and may have taken effect; its result is '
                         f"withheld, because its taint labels cannot be stored: {error}"
