@@ -14,7 +14,8 @@ from tests.tools.test_schedules import NOON, Clock, Fired, build_schedule, find,
 from dragoman.core.cluster import Leases
 from dragoman.core.errors import HubError, LeaseExpired, Overloaded, ShuttingDown, StorageFailed
 from dragoman.core.ports import Schedule
-from dragoman.stores.agent_schedules import DatabaseSchedules
+from dragoman.core.structs import replace
+from dragoman.stores.agent_schedules import DatabaseSchedules, ScheduleLimits
 from dragoman.stores.database import DatabaseAway, DatabaseWriter, StorePlace
 from dragoman.tools.schedule_runner import (
     DONE,
@@ -313,15 +314,77 @@ async def test_schedule_that_runs_once_is_shown_if_it_was_interrupted(
         await heir.close()
 
 
-async def test_run_that_a_stopping_hub_refuses_is_interrupted(tmp_path: Path) -> None:
-    fired = Troubled(lambda: ShuttingDown("the hub stops"))
+@pytest.mark.parametrize("once", [False, True])
+@pytest.mark.parametrize("kind", [ShuttingDown, Overloaded])
+async def test_run_of_which_nothing_has_left_is_due_again_after_a_stop(
+    tmp_path: Path, kind: type[HubError], once: bool
+) -> None:
+    """The hub that stops refuses the call, or it waits for its next attempt."""
+    clock, fired, again = Clock(), Troubled(lambda: kind("not now")), Fired()
     with closing(DatabaseSchedules(tmp_path)) as store:
-        store.add(build_schedule("a", once=True))
-        runner = ScheduleRunner(store, fired, SchedulingLimits(), Clock())
+        schedule = build_schedule("a", once=once)
+        store.add(schedule)
+        runner = ScheduleRunner(store, fired, SchedulingLimits(), clock)
         runner.take_turn()
         await wait_for(fired.called)
-        assert find(store).outcome == INTERRUPTED and fired.calls == 1
         await runner.close()
+        assert fired.calls == 1 and find(store) == schedule
+        heir = ScheduleRunner(store, again, SchedulingLimits(), clock)
+        heir.take_turn()
+        await wait_for(again.done)
+        assert again.messages == ["go"]
+        await heir.close()
+
+
+async def test_run_that_fails_unexpectedly_is_shown_as_failed(tmp_path: Path) -> None:
+    async def fail(schedule: Schedule, message: str) -> None:
+        raise ZeroDivisionError("a mistake")
+
+    with closing(DatabaseSchedules(tmp_path)) as store:
+        store.add(build_schedule("a"))
+        runner = ScheduleRunner(store, fail, SchedulingLimits(), Clock())
+        runner.take_turn()
+        await settle()
+        assert find(store).outcome.startswith("failed: ZeroDivisionError")
+        await runner.close()
+
+
+async def test_failing_writes_leave_one_unsure_run_of_each_schedule(
+    store_place: StorePlace,
+) -> None:
+    clock, fired = Clock(), Fired()
+    with closing(DatabaseSchedules(store_place)) as store:
+        store.add(build_schedule("a"))
+        runner = ScheduleRunner(store, fired, SchedulingLimits(), clock)
+        save = store.save
+
+        def fail(schedule: Schedule, before: Schedule) -> bool:
+            raise StorageFailed("it cannot be written")
+
+        store.save = fail  # type: ignore[method-assign]
+        for _ in range(5):
+            with pytest.raises(StorageFailed):
+                runner.take_turn()
+            clock.now += 5
+        assert len(runner._unsure) == 1
+        store.save = save  # type: ignore[method-assign]
+        for _ in range(2):
+            runner.take_turn()
+            await settle()
+        assert fired.messages == ["go"] and find(store).outcome == DONE and not runner._unsure
+        await runner.close()
+
+
+def test_schedules_that_ran_once_and_are_shown_do_not_count(store_place: StorePlace) -> None:
+    limits = ScheduleLimits(of_agent=1, total=1)
+    with closing(DatabaseSchedules(store_place, limits)) as store:
+        for id in "ab":
+            before = build_schedule(id, once=True)
+            store.add(before)
+            assert store.save(replace(before, runs=1, outcome=INTERRUPTED), before)
+        store.add(build_schedule("c"))
+        with pytest.raises(Overloaded):
+            store.add(build_schedule("d"))
 
 
 @pytest.mark.parametrize("once", [False, True])

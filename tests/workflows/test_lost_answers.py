@@ -196,3 +196,101 @@ async def test_a_child_whose_parent_is_stored_again_is_executed_once(
     await rig.until_idle()
     assert (rig.stub.count("act"), await count_runs(rig, "inner")) == (1, 1)
     assert not runner.unfinished
+
+
+async def test_refused_starts_count_although_the_store_does_not_have_them(
+    rig: RunRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a cluster the counts are read from the store again and again."""
+    monkeypatch.setattr(service, "ADD_SECONDS", 0.05)
+    runner, store = rig.service._runner, rig.service._store
+
+    async def fail(run: Run, source: str) -> None:
+        raise StorageFailed("the database is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(service, "RETRY_SECONDS", 60.0)
+        patch.setattr(store, "add", fail)
+        with pytest.raises(StorageFailed):
+            await rig.start("inner")
+    await runner.follow_others()
+    assert runner.unfinished.total() == 1
+    [withheld] = runner.withheld.values()
+    await rig.service._drop(withheld)
+    assert not runner.unfinished
+
+
+async def test_a_start_does_not_wait_for_the_start_of_another_id(
+    rig: RunRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = rig.service._store
+    add, tried, go = store.add, asyncio.Event(), asyncio.Event()
+
+    async def hang(run: Run, source: str) -> None:
+        if run.id == "a" * 24:
+            tried.set()
+            await go.wait()
+        await add(run, source)
+
+    monkeypatch.setattr(store, "add", hang)
+    requests = {id: RunStart(principal=OWNER, door="api", id=id * 24) for id in "ab"}
+    first = asyncio.ensure_future(rig.service.start("inner", requests["a"]))
+    async with asyncio.timeout(SECONDS):
+        await tried.wait()
+        second = await rig.service.start("inner", requests["b"])
+        assert (await rig.until(second.id)).state == COMPLETED and not first.done()
+        go.set()
+        assert (await rig.until((await first).id)).state == COMPLETED
+    assert not rig.service._starting
+
+
+@pytest.mark.parametrize("is_stored", [True, False])
+async def test_an_occurrence_whose_start_fails_is_counted_as_it_is_stored(
+    is_stored: bool, rig: RunRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("ADD_SECONDS", "RETRY_SECONDS"):
+        monkeypatch.setattr(service, name, 0.05)
+    runner, store = rig.service._runner, rig.service._store
+    add, counts = store.add, list[int]()
+    count = runner.count
+
+    async def fail(run: Run, source: str) -> None:
+        if is_stored:
+            await add(run, source)
+        raise StorageFailed("the connection was closed")
+
+    def note(run: Run, more: int) -> None:
+        counts.append(more)
+        count(run, more)
+
+    monkeypatch.setattr(store, "add", fail)
+    monkeypatch.setattr(runner, "count", note)
+    request = RunStart(principal=OWNER, door="api", id="a" * 24, is_occurrence=True)
+    with pytest.raises(StorageFailed):
+        await rig.service.start("inner", request)
+    runner.fill()
+    async with asyncio.timeout(SECONDS):
+        while len(counts) < 2 or rig.service._doubtful:
+            await asyncio.sleep(0.01)
+    await rig.until_idle()
+    assert counts == [1, -1] and rig.stub.count("act") == is_stored
+
+
+async def test_a_start_that_fails_unexpectedly_leaves_nothing_behind(
+    rig: RunRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "RETRY_SECONDS", 0.05)
+    runner = rig.service._runner
+
+    async def fail(run: Run, source: str) -> None:
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.service._store, "add", fail)
+        with pytest.raises(ZeroDivisionError):
+            await rig.start("inner")
+
+    async def is_settled() -> bool:
+        return not runner.withheld and not runner.unfinished
+
+    await until(is_settled)

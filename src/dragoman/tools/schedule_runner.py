@@ -65,6 +65,17 @@ class RunEnd:
     outcome: str
     is_made: bool
     """Whether its call was made or refused, however it ended: not interrupted nor left undone."""
+    put_back: Schedule | None = None
+    """The schedule before the run began, for a run of which nothing has left: it is due again."""
+
+
+@dataclass(frozen=True, slots=True)
+class BegunRun:
+    schedule: Schedule
+    before: Schedule
+    """As it was stored before this run began."""
+    missed: int
+    """How many earlier runs it has missed."""
 
 
 def build_schedule_principal(org: str, owner: str) -> Principal:
@@ -96,9 +107,9 @@ class ScheduleRunner:
         self._woken = asyncio.Event()
         self._background = Background("schedules")
         self._running: set[str] = set()
-        self._unsure: dict[tuple[str, int, float], int] = {}
-        """Runs that the store has failed to record, or has recorded although its answer was lost:
-        how many earlier ones each has missed."""
+        self._unsure: dict[str, BegunRun] = {}
+        """Runs that the store has failed to record, or has recorded although its answer was lost,
+        by the ids of their schedules."""
         self._unrecorded: dict[str, tuple[Schedule, RunEnd]] = {}
         """Runs that have ended while the store was away."""
         self._slots = asyncio.Semaphore(self._limits.at_once)
@@ -175,14 +186,18 @@ class ScheduleRunner:
             self._store.save(replace(schedule, missed=schedule.missed + 1), before)
             log.warning('schedule "%s" was skipped: its last run still continues', schedule.id)
             return following
-        schedule = replace(schedule, last_at=now, runs=schedule.runs + 1, outcome=RUNNING)
+        unsure, begun_at = self._unsure.get(schedule.id), now
+        if unsure is not None and unsure.before.runs == before.runs:
+            begun_at = unsure.schedule.last_at  # whichever attempt is stored, it is the same run
+        schedule = replace(schedule, last_at=begun_at, runs=schedule.runs + 1, outcome=RUNNING)
+        run = BegunRun(schedule, before, missed)
         try:
             is_ours = self._store.save(schedule, before)
         except StorageFailed:
-            self._unsure[_identify(schedule)] = missed
+            self._unsure[schedule.id] = run
             raise
         if is_ours:  # else it was deleted, or another hub has begun this run
-            self._begin(schedule, missed)
+            self._begin(run)
         return following
 
     def _start_unsure(self) -> None:
@@ -192,28 +207,30 @@ class ScheduleRunner:
         if not self._unsure:
             return
         stored = {schedule.id: schedule for schedule in self._store.load_all()}
-        for run, missed in list(self._unsure.items()):
-            schedule = stored.get(run[0])
-            if schedule is not None and _identify(schedule) == run:
-                self._begin(schedule, missed)
-            elif schedule is None or schedule.runs >= run[1]:  # deleted, or begun by another hub
-                self._unsure.pop(run, None)
+        for id, run in list(self._unsure.items()):
+            schedule = stored.get(id)
+            if schedule is not None and _identify(schedule) == _identify(run.schedule):
+                self._begin(BegunRun(schedule, run.before, run.missed))
+            elif schedule is None or schedule.runs >= run.schedule.runs:
+                del self._unsure[id]  # deleted, or begun by another hub
 
-    def _begin(self, schedule: Schedule, missed: int) -> None:
+    def _begin(self, run: BegunRun) -> None:
         """Begins a run that is recorded."""
-        self._unsure = {run: count for run, count in self._unsure.items() if run[0] != schedule.id}
-        if missed:
-            log.warning('schedule "%s" has missed %d runs', schedule.id, missed)
+        schedule = run.schedule
+        self._unsure.pop(schedule.id, None)
+        if run.missed:
+            log.warning('schedule "%s" has missed %d runs', schedule.id, run.missed)
         self._running.add(schedule.id)
-        self._background.spawn(self._run_one(schedule, missed))
+        self._background.spawn(self._run_one(run))
 
-    async def _run_one(self, schedule: Schedule, missed: int) -> None:
+    async def _run_one(self, run: BegunRun) -> None:
+        schedule = run.schedule
         end: RunEnd | None = RunEnd(INTERRUPTED, is_made=False)
-        message = schedule.message
-        if missed:
-            message = f"{message}\n\n[{missed} earlier runs of this schedule were missed.]"
         try:
-            end = await self._send(schedule, message)
+            end = await self._send(run)
+        except Exception as error:
+            log.exception('the run of schedule "%s" failed', schedule.id)
+            end = RunEnd(f"failed: {error!r}"[:MAX_OUTCOME], is_made=False)
         finally:
             self._running.discard(schedule.id)
             if end is not None:
@@ -224,22 +241,36 @@ class ScheduleRunner:
                     STORAGE_OUTAGE.note(f"ends of schedules are recorded later: {error}")
                     self.wake()
 
-    async def _send(self, schedule: Schedule, message: str) -> RunEnd | None:
+    async def _send(self, run: BegunRun) -> RunEnd | None:
         """Sends the message, and tries again while the hub itself cannot and nothing has left.
-        Returns None if the schedule was deleted meanwhile."""
+        Returns None if the schedule was deleted or has run again meanwhile."""
+        schedule, message = run.schedule, run.schedule.message
+        if run.missed:
+            message = f"{message}\n\n[{run.missed} earlier runs of this schedule were missed.]"
         backoff = Backoff(first=0.5, longest=30.0)
-        until = schedule.last_at + self._limits.trouble_seconds
+        until = self._clock() + self._limits.trouble_seconds
         while True:
+            may_have_left = False
             try:
                 async with self._slots:
                     if backoff.failures and self._find_stored(schedule) is None:
+                        log.warning(
+                            'schedule "%s": its run is not made: it was deleted, or has run again',
+                            schedule.id,
+                        )
                         return None
+                    may_have_left = True
                     await self._fire(schedule, message)
                 return RunEnd(DONE, is_made=True)
+            except asyncio.CancelledError:
+                if may_have_left:
+                    raise
+                return RunEnd(INTERRUPTED, is_made=False, put_back=run.before)
             except HubError as error:
-                if is_stopping(error):
-                    return RunEnd(INTERRUPTED, is_made=False)
                 is_trouble = is_own_trouble(error)
+                if is_stopping(error):
+                    before = run.before if is_trouble else None
+                    return RunEnd(INTERRUPTED, is_made=False, put_back=before)
                 if not is_trouble or self._clock() >= until:
                     outcome = f"failed: {error}"[:MAX_OUTCOME]
                     log.warning(
@@ -248,7 +279,10 @@ class ScheduleRunner:
                     return RunEnd(outcome, is_made=not is_trouble)
                 if not backoff.failures:
                     log.warning('schedule "%s": its run begins later: %s', schedule.id, error)
-            await asyncio.sleep(backoff.next_delay())
+            try:
+                await asyncio.sleep(backoff.next_delay())
+            except asyncio.CancelledError:  # the hub stops
+                return RunEnd(INTERRUPTED, is_made=False, put_back=run.before)
 
     def _record_ended(self) -> None:
         """Records how runs ended, unless the schedule was deleted or has run again meanwhile. One
@@ -257,6 +291,12 @@ class ScheduleRunner:
             stored = self._find_stored(schedule)
             if stored is not None and stored.once and end.is_made:
                 self._store.delete(stored.org, stored.owner, stored.id)
+            elif stored is not None and (before := end.put_back) is not None:
+                due = replace(
+                    stored, next_at=before.next_at, last_at=before.last_at, runs=before.runs,
+                    missed=before.missed, outcome=before.outcome,
+                )  # fmt: skip
+                self._store.save(due, stored)
             elif stored is not None:
                 self._store.save(replace(stored, outcome=end.outcome), stored)
             del self._unrecorded[schedule.id]

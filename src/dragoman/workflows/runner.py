@@ -328,6 +328,8 @@ class Runner:
         for id in [id for id in self._watchers if id not in self._drivers]:
             await self._show_changes(id)
         self.unfinished = Counter(await self._store.count_unfinished())
+        for withheld in self.withheld.values():  # the store may not have them
+            self.count(withheld.run, 1)
         self.fill()
         return count
 

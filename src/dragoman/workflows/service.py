@@ -16,6 +16,7 @@ from random import getrandbits
 from secrets import token_hex
 from types import MappingProxyType
 from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 from dragoman.core.access import WhyEnded
 from dragoman.core.admin_audit import record_done
@@ -145,7 +146,11 @@ class RunService:
         self._retention = retention
         self._build_tool = build_tool
         self._clock = clock
-        self._starting = asyncio.Lock()
+        self._starting: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """Locks of the ids that are being started; one that is not used any more is gone."""
+        self._doubtful: dict[str, Run] = {}
+        """Occurrences that are counted, and of which it is unknown whether they are stored."""
+        self._counting: asyncio.Task[None] | None = None
         self._dropping: asyncio.Task[None] | None = None
         self._background = Background("the watches of workflow runs")
 
@@ -201,26 +206,29 @@ class RunService:
     async def _add(self, run: Run, workflow: Workflow, request: RunStart) -> Run:
         if not request.id:
             return await self._add_new(run, workflow, request)
-        async with self._starting:  # of two starts with one id, the second finds the first
+        async with self._find_lock(run.id):  # of two starts with one id, one finds the other
             is_refused = run.id in self._runner.withheld
             found = None if is_refused else await self._store.find(run.id)
             return found or await self._add_new(run, workflow, request)
+
+    def _find_lock(self, id: str) -> asyncio.Lock:
+        return self._starting.setdefault(id, asyncio.Lock())
 
     async def _add_new(self, run: Run, workflow: Workflow, request: RunStart) -> Run:
         withheld = self._runner.withheld.get(run.id)
         is_new = withheld is None  # else its first start was refused
         if withheld is None:
-            self._runner.count(run, 1)  # before it can end
+            if self._doubtful.pop(run.id, None) is None:
+                self._runner.count(run, 1)  # before it can end
             withheld = WithheldRun(
                 run=replace(run, inputs=NOTHING), hubs=set(), is_promised=bool(request.id)
             )
             self._runner.withheld[run.id] = withheld
         try:
             is_first = await self._store_new(run, workflow.source, withheld.hubs)
-        except HubError:
+        except BaseException:
             if request.is_occurrence:
-                self._runner.count(run, -1)
-                del self._runner.withheld[run.id]
+                self._release(run)
             else:
                 self._refuse(withheld)
             raise
@@ -244,6 +252,29 @@ class RunService:
                     raise
             await asyncio.sleep(pauses.next_delay())
 
+    def _release(self, run: Run) -> None:
+        """Lets an occurrence whose start has failed be executed if the store has it. Where the
+        counts are not read again, it counts as unfinished until that is known."""
+        del self._runner.withheld[run.id]
+        if self._store.is_shared:
+            self._runner.count(run, -1)
+            return
+        self._doubtful[run.id] = run
+        if self._counting is None or self._counting.done():
+            self._counting = self._background.spawn(self._count_doubtful())
+
+    async def _count_doubtful(self) -> None:
+        while self._doubtful:
+            await asyncio.sleep(RETRY_SECONDS)
+            try:
+                for id, run in list(self._doubtful.items()):
+                    is_stored = await self._store.find(id) is not None
+                    # It may have been started again meanwhile.
+                    if self._doubtful.pop(id, None) is not None and not is_stored:
+                        self._runner.count(run, -1)
+            except StorageFailed as error:
+                STORAGE_OUTAGE.note(f"workflow runs cannot be counted: {error}")
+
     def _refuse(self, withheld: WithheldRun) -> None:
         """Keeps a run whose start has failed from being executed. It counts as unfinished until the
         store is known not to have it, which also limits how many there are."""
@@ -265,7 +296,7 @@ class RunService:
         """Deletes a run whose start was refused. One that a hub which counted as dead has left in
         the queue is deleted too, unless its starter may have found it there."""
         run = withheld.run
-        async with self._starting:  # it may be started again
+        async with self._find_lock(run.id):  # it may be started again
             if run.id in self._runner.withheld:
                 await self._store.drop(run, () if withheld.is_promised else withheld.hubs | {""})
                 del self._runner.withheld[run.id]

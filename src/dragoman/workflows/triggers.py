@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any, NamedTuple, Protocol
+from weakref import WeakValueDictionary
 
 from dragoman.core.errors import NotFound
 from dragoman.core.principal import Principal, principal_from_workflow
@@ -53,14 +54,14 @@ class WorkflowSet(Protocol):
 class TriggeredRuns:
     def __init__(self, runs: RunStarter) -> None:
         self._runs = runs
-        self._one = asyncio.Lock()
+        self._starting: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """The same occurrence may be noticed twice at once."""
 
     async def start(self, workflow: Workflow, occurrence: Occurrence) -> StartedRun:
         """Starts the run of an occurrence, unless there is one. Raises a `HubError`."""
         id = build_run_id(workflow.name, occurrence.key)
         principal = principal_from_workflow(workflow.name)
-        async with self._one:
+        async with self._starting.setdefault(id, asyncio.Lock()):
             try:
                 await self._runs.find(principal, id)
                 return StartedRun(id, False)
