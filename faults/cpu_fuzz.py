@@ -8,41 +8,44 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import urlsplit
 
+import grpc
 from tests.live.conftest import RunningHub
+from tests.peers import wire
 
+from faults.cpu_bodies import (
+    BODY,
+    GRPC,
+    HEAD,
+    HOOK,
+    JSON,
+    SSE,
+    VALUES,
+    Sent,
+    fill,
+    list_bodies,
+    wrap,
+)
 from faults.harness import Outcome
 
 FACTOR = 5
 FLOOR = 0.004
 """Seconds: what an ordinary request of 64 KB takes on a slow machine."""
-HEAD, BODY = 60 * 1024, 1024 * 1024
 TRIES = 3
 """A request that seems costly is sent again: the cheapest of them counts."""
-JSON = {"content-type": "application/json"}
 PATHS = (
     "/", "/healthz", "/readyz", "/metrics", "/openapi.json", "/mcp", "/sse", "/a2a",
     "/oauth/callback", "/oauth/connect/x", "/oauth/client.json", "/oauth/authorize",
-    "/oauth/token", "/.well-known/oauth-protected-resource", "/.well-known/agent-card.json",
-    "/console/", "/api/hooks/x", "/api/tools", "/api/events", "/api/runs", "/api/audit",
+    "/oauth/token", "/oauth/account", "/oauth/login",
+    "/.well-known/oauth-protected-resource", "/.well-known/agent-card.json",
+    "/console/", "/api/hooks/hooked", "/api/tools", "/api/events", "/api/runs", "/api/audit",
 )  # fmt: skip
-
-
-class Sent(NamedTuple):
-    label: str
-    method: str
-    path: str
-    headers: dict[str, str]
-    build_body: Callable[[], bytes] = bytes
-
-
-def fill(piece: str, size: int) -> str:
-    return (piece * (size // len(piece) + 1))[:size]
 
 
 def list_queries() -> Iterator[str]:
@@ -67,13 +70,6 @@ def list_heads() -> Iterator[dict[str, str]]:
     yield {f"x-{number}": "a" for number in range(90)}
 
 
-TEXTS = ("a", "a/", "a.", "(a", "{{ a }}", "{{", "- a\n", "a: b\n", "[", "%41", "\n", "ü")
-VALUES: tuple[Callable[[], Any], ...] = (
-    *(partial(fill, piece, BODY // 2) for piece in TEXTS),
-    lambda: [1] * (BODY // 8),
-    lambda: ["a"] * (BODY // 16),
-    lambda: {f"k{number}": 1 for number in range(BODY // 32)},
-)
 BYTES = ("[", '{"a":', '"', "\\", "0,", "1", '"\\u0041', "[0,", "{}", " ")
 
 
@@ -103,22 +99,19 @@ def list_requests(document: dict[str, Any]) -> Iterator[Sent]:
             continue
         where = path.replace("{name}", "r.echo")
         for piece in BYTES:
-            body = partial(build_bytes, piece)
-            yield Sent(f"POST {path} of {piece}", "POST", where, JSON, body)
+            data = partial(build_bytes, piece)
+            yield Sent(f"POST {path} of {piece}", "POST", where, JSON, data)
         for name in find_members(document, item["post"]):
-            for number, value in enumerate(VALUES):
-                body = partial(build_object, name, value)
-                yield Sent(f"POST {path} {name} {number}", "POST", where, JSON, body)
-    source = partial(build_object, "source", partial(build_definition, 490))
-    yield Sent("POST /api/workflows/check", "POST", "/api/workflows/check", JSON, source)
+            for shape, value in VALUES.items():
+                body = wrap(value, name)
+                yield Sent(f"POST {path} {name}: {shape}", "POST", where, JSON, body)
+    source = wrap(partial(build_definition, 490), "source")
+    yield Sent("POST /api/workflows/check", "POST", "/api/workflows/check", JSON, source, True)
+    yield from list_bodies()
 
 
 def build_bytes(piece: str) -> bytes:
     return fill(piece, BODY).encode()
-
-
-def build_object(name: str, build_value: Callable[[], Any]) -> bytes:
-    return json.dumps({name: build_value()}).encode()
 
 
 def find_members(document: dict[str, Any], operation: dict[str, Any]) -> list[str]:
@@ -129,22 +122,71 @@ def find_members(document: dict[str, Any], operation: dict[str, Any]) -> list[st
     return list(properties) or ["name", "source", "uri", "text", "arguments", "inputs"]
 
 
-def measure(hub: RunningHub, sent: Sent, body: bytes) -> float:
-    """Sends a request; returns the CPU seconds of the loop's thread."""
-    before = read_cpu(hub)
-    where = urlsplit(hub.url)
-    connection = http.client.HTTPConnection(str(where.hostname), where.port, timeout=120)
-    try:
-        connection.request(sent.method, sent.path, body or None, sent.headers)
-        connection.sock.settimeout(120)
-        response = connection.getresponse()
-        if "event-stream" not in response.headers.get("content-type", ""):
-            response.read()
-    except (http.client.HTTPException, ConnectionError):
-        pass  # refused before all was sent
-    finally:
-        connection.close()
-    return read_cpu(hub) - before
+SERVED = (
+    ("GET", "/oauth/callback"), ("GET", "/oauth/authorize"), ("POST", "/oauth/token"),
+    ("POST", "/oauth/register"), ("POST", HOOK), ("POST", SSE), ("POST", "/a2a"), ("POST", "/mcp"),
+)  # fmt: skip
+"""What an ordinary hub does not serve: without it the fuzzer would measure the error 404."""
+
+
+SIGN_IN = "/oauth/login"
+"""Where attempts are limited, whatever the settings."""
+
+
+class Sender:
+    """Sends the requests to one hub, with its key unless the request has one."""
+
+    def __init__(self, hub: RunningHub, session: str) -> None:
+        """`session` is the path of an open session of HTTP+SSE."""
+        self._hub, self._session = hub, session
+        port = hub.api("/api/status")["agents"]["grpc_port"]
+        self._channel = grpc.insecure_channel(f"127.0.0.1:{port}")
+        self.statuses: Counter[str] = Counter()
+        self.limited: list[str] = []
+        """What was refused for its rate."""
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def measure(self, sent: Sent, body: bytes) -> float:
+        """Sends a request; returns the CPU seconds of the loop's thread."""
+        return self.send(sent, body)[0]
+
+    def send(self, sent: Sent, body: bytes) -> tuple[float, str]:
+        """Sends a request; returns the CPU seconds of the loop's thread, and the status."""
+        before = read_cpu(self._hub)
+        status = self._call(sent, body) if sent.method == GRPC else self._send(sent, body)
+        self.statuses[status] += 1
+        if status in ("429", "RESOURCE_EXHAUSTED") and sent.path != SIGN_IN:
+            self.limited.append(sent.label)
+        return read_cpu(self._hub) - before, status
+
+    def _send(self, sent: Sent, body: bytes) -> str:
+        where = urlsplit(self._hub.url)
+        headers = {**({} if "authorization" in sent.headers else self._hub.headers), **sent.headers}
+        path = sent.path.replace(SSE, self._session)
+        connection = http.client.HTTPConnection(str(where.hostname), where.port, timeout=120)
+        try:
+            connection.request(sent.method, path, body or None, headers)
+            response = connection.getresponse()
+            if "event-stream" not in response.headers.get("content-type", "") or body:
+                response.read()
+            return str(response.status)
+        except TimeoutError:
+            return "no answer"
+        except (http.client.HTTPException, ConnectionError):
+            return "closed"  # refused before all was sent
+        finally:
+            connection.close()
+
+    def _call(self, sent: Sent, body: bytes) -> str:
+        headers = {**self._hub.headers, "a2a-version": "1.0"}
+        metadata = [(name.lower(), value) for name, value in headers.items()]
+        try:
+            self._channel.unary_unary(sent.path)(body, timeout=120, metadata=metadata)
+        except grpc.RpcError as error:
+            return str(error.code().name)
+        return "OK"
 
 
 def read_cpu(hub: RunningHub) -> float:
@@ -153,13 +195,13 @@ def read_cpu(hub: RunningHub) -> float:
     return int(schedule.split()[0]) / 1e9
 
 
-def measure_ordinary(hub: RunningHub) -> tuple[float, float]:
+def measure_ordinary(sender: Sender) -> tuple[float, float]:
     """The costs of an ordinary call with 64 KB, and with 1 MB."""
     costs = []
     for size in (HEAD, BODY - 1000):
         body = json.dumps({"arguments": {"text": "a" * size}}).encode()
         call = Sent("", "POST", "/api/tools/r.echo/call", JSON)
-        costs.append(max(min(measure(hub, call, body) for _ in range(5)), FLOOR))
+        costs.append(max(min(sender.measure(call, body) for _ in range(5)), FLOOR))
     return costs[0], costs[1]
 
 
@@ -172,23 +214,39 @@ def fuzz_cpu(
     only: int | None = None,
 ) -> None:
     """Sends up to `size` requests, spread over all of them."""
-    document = hub.api("/openapi.json")
-    requests = list(list_requests(document))
+    requests = list(list_requests(hub.api("/openapi.json")))
     step = max(1, len(requests) // size)
-    chosen = requests[seed % step :: step]
-    if requests[-1] not in chosen:
-        chosen.append(requests[-1])
-    small, large = measure_ordinary(hub)
+    chosen = {
+        number: sent
+        for number, sent in enumerate(requests)
+        if (sent.always or number % step == seed % step if only is None else number == only)
+    }
+    with wire.stream("GET", f"{hub.url}/sse", None, hub.headers, 3_600) as session:
+        sender = Sender(hub, session.next().data)
+        try:
+            for method, path in SERVED:
+                sender.measure(Sent("", method, path, JSON), b"{}" if method == "POST" else b"")
+            outcome.check("404" not in sender.statuses, f"not served: {sender.statuses}")
+            judge_requests(sender, chosen, factor, outcome)
+        finally:
+            sender.close()
+    outcome.check(not sender.limited, f"refused for their rate: {sender.limited[:10]}")
+
+
+def judge_requests(
+    sender: Sender, chosen: Mapping[int, Sent], factor: float, outcome: Outcome
+) -> None:
+    small, large = measure_ordinary(sender)
     dearest = 0.0
-    for number, sent in enumerate(chosen):
-        if only is not None and number != only:
-            continue
+    for number, sent in chosen.items():
         body = sent.build_body()
         limit = factor * (large if len(body) > 2 * HEAD else small)
-        cost = measure(hub, sent, body)
+        cost, status = sender.send(sent, body)
         for _ in range(TRIES - 1):
             if cost > limit:
-                cost = min(cost, measure(hub, sent, body))
+                again, other = sender.send(sent, body)
+                if other == status:  # a refusal for other reasons costs nothing
+                    cost = min(cost, again)
         outcome.count("requests")
         dearest = max(dearest, cost / limit * factor)
         outcome.check(

@@ -43,8 +43,8 @@ from faults import (
 from faults.bytes_fuzz import fuzz_bytes
 from faults.cpu_fuzz import fuzz_cpu
 from faults.doors import fuzz_messages
-from faults.fixtures import FUZZED, echo_server, write_agents
-from faults.harness import Outcome, running_hub, temporary_home, write_config
+from faults.fixtures import run_costly_hub, run_fuzzed_hub
+from faults.harness import Outcome
 from faults.message_seeds import DOORS
 
 
@@ -71,12 +71,9 @@ def run_fuzz(fuzz: Callable[..., None], size: int, seed: int, outcome: Outcome) 
 def run_case(
     fuzz: Callable[..., None], size: int, seed: int, outcome: Outcome, only: int | None
 ) -> None:
-    with temporary_home() as home:
-        agents = write_agents(home, "quick", "asking")
-        write_config(home, [echo_server()], FUZZED + agents)
-        with running_hub(outcome, home) as hub:
-            hub.wait_connected("r")
-            fuzz(hub, size, seed, outcome, only=only)
+    run_hub = run_costly_hub if fuzz is fuzz_cpu else run_fuzzed_hub
+    with run_hub(outcome) as hub:
+        fuzz(hub, size, seed, outcome, only=only)
 
 
 def fuzz_one_door(
@@ -145,10 +142,11 @@ EXPERIMENTS = [
     ),
     Experiment(
         "CPU of requests",
-        "64 KB of head or query to every open path, 1 MB of body to every operation, in 12 to 30 "
-        "shapes each",
+        "64 KB of head or query to every open path, up to 1 MB of body to every operation of the "
+        "API, of MCP (HTTP, SSE) and A2A (JSON-RPC, REST, gRPC), to the pages of the authorization "
+        "server, to a webhook and to a tool with a costly schema, in 12 to 40 shapes each",
         "no request takes the event loop more than 5 times the CPU of an ordinary one of its size",
-        partial(run_fuzz, fuzz_cpu), 5_000, 300, fuzz_cpu,
+        partial(run_fuzz, fuzz_cpu), 6_000, 300, fuzz_cpu,
     ),
     Experiment(
         "OpenAPI document",

@@ -69,10 +69,12 @@ org_burst = 1_000_000_000
 """Above what the experiments send: they break other things."""
 
 
-def write_config(home: Path, servers: Sequence[str] = (), config: str = "") -> Path:
+def write_config(
+    home: Path, servers: Sequence[str] = (), config: str = "", limits: str = RATE_LIMITS
+) -> Path:
     home.mkdir(mode=0o700, exist_ok=True)
     file = home / "config.toml"
-    file.write_text(_written_config(config + RATE_LIMITS, servers), encoding="utf-8")
+    file.write_text(_written_config(config + limits, servers), encoding="utf-8")
     file.chmod(0o600)
     return file
 

@@ -8,8 +8,8 @@ import pytest
 from faults.bytes_fuzz import fuzz_bytes
 from faults.cpu_fuzz import fuzz_cpu
 from faults.doors import fuzz_messages
-from faults.fixtures import FUZZED, echo_server, write_agents
-from faults.harness import SEED, Outcome, running_hub, temporary_home, write_config
+from faults.fixtures import run_costly_hub, run_fuzzed_hub
+from faults.harness import SEED, Outcome
 from faults.message_seeds import DOORS
 from faults.openapi import check_api
 from faults.tools_fuzz import fuzz_commands, fuzz_files
@@ -22,12 +22,8 @@ from tests.live.conftest import RunningHub
 def fuzzed() -> Iterator[RunningHub]:
     """One hub for all fuzzers; its log has no traceback at the end."""
     outcome = Outcome()
-    with temporary_home() as home:
-        agents = write_agents(home, "quick", "asking")
-        write_config(home, [echo_server()], FUZZED + agents)
-        with running_hub(outcome, home) as hub:
-            hub.wait_connected("r")
-            yield hub
+    with run_fuzzed_hub(outcome) as hub:
+        yield hub
     assert not outcome.failures, "\n".join(outcome.failures)
 
 
@@ -47,9 +43,10 @@ def test_fuzzed_messages_are_all_answered(fuzzed: RunningHub, door: str) -> None
 
 
 @pytest.mark.promise("N1")
-def test_no_request_holds_the_loop_far_longer_than_an_ordinary_one(fuzzed: RunningHub) -> None:
+def test_no_request_holds_the_loop_far_longer_than_an_ordinary_one() -> None:
     outcome = Outcome()
-    fuzz_cpu(fuzzed, 150, SEED, outcome, factor=25)  # five in a whole run, on a quiet machine
+    with run_costly_hub(outcome) as hub:
+        fuzz_cpu(hub, 150, SEED, outcome, factor=25)  # five in a whole run, on a quiet machine
     judge(outcome)
 
 

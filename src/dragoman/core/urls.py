@@ -35,10 +35,14 @@ second character if its author wants it to, and to judge one takes a microsecond
 MAX_SEARCHED = 8_192
 """Characters of an address whose parts are searched for in texts."""
 MAX_PARAMETERS = 100
+MAX_ESCAPES = 10_000
+"""Percent signs of a query, each of which is decoded in turn."""
 
 
 def parse_query(query: str) -> dict[str, str]:
     """Parses a query. Raises `InvalidInput` for a repeated parameter, which is ambiguous."""
+    if query.count("%") > MAX_ESCAPES:
+        raise InvalidInput("invalid query: it has too many escaped characters")
     try:
         pairs = parse_qsl(
             query, keep_blank_values=True, max_num_fields=MAX_PARAMETERS, errors="strict"

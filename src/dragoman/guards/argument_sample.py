@@ -16,24 +16,32 @@ MAX_ITEMS = 20
 """Of each array and object below the arguments."""
 MAX_TEXT = 1_000
 """Characters of a text."""
-MAX_DESCRIBED = 10_000
-"""Values times parts of the schema, which take about 20 ms to describe."""
+MAX_DESCRIBED = 4_000
+"""Values times parts of the schema, which take about 10 ms to describe."""
+MAX_RELAXED = 1_000
+"""The same for a relaxed schema, which has several alternatives for each part."""
+FEW_ITEMS = 3
+"""Of each array and object that is described by a relaxed schema."""
 MIN_VALUES = 20
 """Values that are looked at with a schema of any size."""
 _ABSENT = object()
 
 
-def sample_arguments(arguments: Mapping[str, Any], schema_size: int) -> Mapping[str, Any]:
+def sample_arguments(
+    arguments: Mapping[str, Any], schema_size: int, *, is_relaxed: bool = False
+) -> Mapping[str, Any]:
     """Returns the arguments if they are small for a schema of this size, otherwise a copy of the
     first values, those nearest to the top first."""
-    most = max(MIN_VALUES, MAX_DESCRIBED // max(schema_size, 1))
-    if _has_at_most(arguments, most):
+    described, items = (MAX_RELAXED, FEW_ITEMS) if is_relaxed else (MAX_DESCRIBED, MAX_ITEMS)
+    most = described // max(schema_size, 1)
+    if _has_at_most(arguments, most if is_relaxed else max(MIN_VALUES, most)):
         return arguments
+    most = max(MIN_VALUES, most)
     sample: dict[str, Any] = {}
     left: deque[tuple[Any, Any]] = deque([(arguments, sample)])
     while left:
         value, copy = left.popleft()
-        room = most if copy is sample else min(most, MAX_ITEMS)
+        room = most if copy is sample else min(most, items)
         for key, inner in islice(_list_members(value), room):
             if isinstance(inner, dict | list):
                 kept: Any = type(inner)()

@@ -153,7 +153,8 @@ class LenientCheck(SchemaCheck):
             if self._relaxed.is_valid(arguments):
                 return ""
             if self._explainer is self._validator:
-                self._relaxed.validate(sample_arguments(arguments, self._size))
+                sample = sample_arguments(arguments, self._size, is_relaxed=True)
+                self._relaxed.validate(sample)
         except jsonschema_rs.ValidationError as error:
             return self._explain(arguments, list(error.instance_path))
         return problem

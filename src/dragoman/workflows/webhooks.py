@@ -41,6 +41,8 @@ WINDOW_SECONDS = 300.0
 MAX_SIGNATURES = 5
 """Signatures of one request: several while a secret is replaced."""
 MAX_ID = 200
+MAX_VALUES = 20_000
+"""Of a body: templates, records and checks look at each of them."""
 ENCODED_SECRET = "whsec_"
 """Begins a secret in base64, as the specification has it."""
 NOTHING_STARTED = Delivery("", False)
@@ -177,7 +179,7 @@ def _decode_base64(written: bytes) -> bytes | None:
 
 def _decode_body(body: bytes) -> Any:
     try:
-        return decode(body)
+        return decode(body, MAX_VALUES)
     except Malformed as error:
         raise InvalidInput(f"the body of the webhook is not JSON: {error}") from None
 

@@ -48,7 +48,13 @@ try:
     import grpc
     import grpc.aio
 
-    from dragoman.a2a.protocol.grpc.messages import MAX_BYTES, SMALL, InvalidMessage, encode_status
+    from dragoman.a2a.protocol.grpc.messages import (
+        MAX_BYTES,
+        SMALL,
+        InvalidMessage,
+        encode_status,
+        is_quickly_encoded,
+    )
     from dragoman.a2a.protocol.grpc.services import SERVICES, GrpcMethod, GrpcService
 except ImportError as error:
     raise ConfigError(
@@ -337,7 +343,7 @@ class A2aGrpcServer:
         answer = await self._operations.answer(call.ctx, method.op, call.request)
         shown = self._operations.cards.shape_card(answer, V10) if method.op == CARD else answer
         await self._send_extensions(call)
-        return _encode(service, method, service.render_result(method.op, shown))
+        return await _encode(service, method, service.render_result(method.op, shown))
 
     async def _stream(self, call: GrpcCall) -> None:
         service, method = call.service, call.method
@@ -348,7 +354,7 @@ class A2aGrpcServer:
         try:
             await self._send_extensions(call)
             async for _, event, final in events:
-                data = _encode(service, method, service.render_event(event, final=final))
+                data = await _encode(service, method, service.render_event(event, final=final))
                 async with asyncio.timeout(UNREAD_SECONDS):
                     await call.context.write(data)
         except TimeoutError:
@@ -506,9 +512,12 @@ async def _decode(service: GrpcService, method: GrpcMethod, data: bytes) -> dict
     return service.parse_request(method.op, plain)
 
 
-def _encode(service: GrpcService, method: GrpcMethod, plain: Mapping[str, Any]) -> bytes:
+async def _encode(service: GrpcService, method: GrpcMethod, plain: Mapping[str, Any]) -> bytes:
+    encode = service.types.encode
     try:
-        return service.types.encode(method.response_type, plain)
+        if is_quickly_encoded(plain):
+            return encode(method.response_type, plain)
+        return await asyncio.to_thread(encode, method.response_type, plain)
     except InvalidMessage as error:
         log.warning("an answer cannot be encoded for gRPC: %s", error)
         raise A2aError(

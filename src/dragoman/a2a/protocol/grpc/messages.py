@@ -24,8 +24,10 @@ V10, V03, RPC = "lf.a2a.v1", "a2a.v1", "google.rpc"
 MAX_BYTES = 10 * 1024 * 1024
 MAX_VALUES = 200_000
 """Fields in a message, nested ones included: two bytes on the wire can be a hundred in memory."""
-SMALL = 256 * 1024
+SMALL = 16 * 1024
 """A larger message takes noticeable time to decode and does not belong on the event loop."""
+FEW_VALUES = 1_000
+"""The same of a message that is encoded: each of its values takes several microseconds."""
 EXACT = 2.0**53
 
 
@@ -129,6 +131,19 @@ def _read_varint(data: bytes, at: int) -> tuple[int, int]:
             return value, at
         shift += 7
     raise InvalidMessage("the message ends within a varint")
+
+
+def is_quickly_encoded(plain: Mapping[str, Any]) -> bool:
+    """Whether a message has so few values that it can be encoded on the event loop."""
+    count, left = 0, [plain]
+    while left:
+        value: Any = left.pop()
+        if isinstance(value, dict | list):
+            count += len(value)
+            if count > FEW_VALUES:
+                return False
+            left += value.values() if isinstance(value, dict) else value
+    return True
 
 
 def _restore_integers(value: Any) -> Any:
