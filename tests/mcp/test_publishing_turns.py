@@ -12,8 +12,10 @@ from typing import Any, cast
 
 import pytest
 
+from dragoman.core import loop_turns
 from dragoman.core.bus import Bus
 from dragoman.core.catalog import KindReview, ReviewResult, admit_all, build_catalogs
+from dragoman.core.loop_turns import LoopTurns
 from dragoman.core.name_claims import NameClaims
 from dragoman.core.tool import PROMPT, TOOL, Tool
 from dragoman.guards.validate import compile_schema
@@ -61,24 +63,24 @@ class Turns:
     def __init__(self) -> None:
         self.servers: dict[int, set[str]] = defaultdict(set)
         """The servers that were parsed or published, by turn."""
-        self._number = 0
+        self.number = 0
         self._loop = asyncio.get_running_loop()
         self._count()
 
     def _count(self) -> None:
-        self._number += 1
+        self.number += 1
         self._next = self._loop.call_soon(self._count)
 
     def stop(self) -> None:
         self._next.cancel()
 
     def compile(self, server: str, schema: Any) -> Any:
-        self.servers[self._number].add(server)
+        self.servers[self.number].add(server)
         return compile_schema(schema)
 
     def review(self, target: str, tools: Sequence[Tool], kind: str) -> ReviewResult:
         if tools:
-            self.servers[self._number].add(target)
+            self.servers[self.number].add(target)
         return admit_all(target, tools, kind)
 
 
@@ -134,3 +136,32 @@ async def test_server_that_is_stopped_while_it_waits_publishes_nothing() -> None
         await opened.wait()
         await upstream.stop()
     assert len(catalogs[TOOL]) == 0
+
+
+@pytest.mark.promise("B5")
+async def test_long_list_is_reviewed_in_many_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_turns, "TURN_SECONDS", -1.0)  # every turn has been long enough
+    count, seen = Turns(), []
+
+    async def review(
+        target: str, tools: Sequence[Tool], kind: str, turns: LoopTurns
+    ) -> ReviewResult:
+        for _ in tools:
+            await turns.give_way()
+            seen.append((count.number, len(catalogs[kind])))
+        return admit_all(target, tools, kind)
+
+    async def connect(upstream: Upstream, seconds: float, spec: SessionSpec) -> UpstreamSession:
+        return cast(UpstreamSession, ListingSession())
+
+    catalogs = build_catalogs(admit_all, NameClaims(), review)
+    entry = ServerEntry(name="s", transport=HttpTransport(url="http://x.example/mcp"))
+    upstream = Upstream(entry, connect, catalogs, Bus(), compile_schema)
+    upstream.start()
+    async with asyncio.timeout(60):
+        await upstream.connection.wait_settled()
+    count.stop()
+    assert len(catalogs[TOOL]) == len(TOOLS) and len(catalogs[PROMPT]) == 1
+    assert len({turn for turn, _ in seen}) == len(TOOLS) + 1
+    assert {offered for _, offered in seen} == {0}
+    await upstream.stop()

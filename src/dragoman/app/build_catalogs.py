@@ -57,7 +57,7 @@ def build_pinned_catalogs(
     )
     claims = NameClaims(stores.pins, settings.list_namespaces)
     claims.keep_only(set(targets))
-    offered = build_catalogs(pins.review, claims)
+    offered = build_catalogs(pins.review, claims, pins.review_in_turns)
     reviews = PinReviews(pins, claims, offered, registered, stores.audit)
     approvals = PinApprovals(pins, reviews.apply_decision, reviews.record, reviews.release_names)
     callable = {kind: one for kind, one in offered.items() if kind != INSTRUCTIONS}

@@ -12,6 +12,7 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from dragoman.core.errors import ConfigError, Quarantined
+from dragoman.core.loop_turns import LoopTurns
 from dragoman.core.name_claims import NameClaims, list_aliases
 from dragoman.core.tool import (
     INSTRUCTIONS,
@@ -45,6 +46,18 @@ class KindReview(Protocol):
     """Reviews what a target offers of one kind."""
 
     def __call__(self, target: str, tools: Sequence[Tool], kind: str) -> ReviewResult: ...
+
+
+class TurnedReview(Protocol):
+    """The same in several turns of the event loop. Its result holds until the next turn."""
+
+    async def __call__(
+        self, target: str, tools: Sequence[Tool], kind: str, turns: LoopTurns
+    ) -> ReviewResult: ...
+
+
+PART = 200
+"""Tools whose names are claimed in one turn of the event loop."""
 
 
 def admit_all(target: str, tools: Sequence[Tool], kind: str = TOOL) -> ReviewResult:
@@ -84,13 +97,20 @@ def choose_spellings(
 
 class Catalog:
     def __init__(
-        self, kind: str = TOOL, *, review: Review, claims: NameClaims | None = None
+        self,
+        kind: str = TOOL,
+        *,
+        review: Review,
+        claims: NameClaims | None = None,
+        review_in_turns: TurnedReview | None = None,
     ) -> None:
-        """`claims` says which tool owns a name; by default the catalog has claims of its own."""
+        """`claims` says which tool owns a name; by default the catalog has claims of its own.
+        Without `review_in_turns`, `review` is fast enough for long lists."""
         self.kind = kind
         self.claims = claims if claims is not None else NameClaims()
         self.review = review
         """Called with every offer before anything else sees it."""
+        self._review_in_turns = review_in_turns
         self._brought: dict[str, tuple[Tool, ...]] = {}
         """The last offer of each target, before review."""
         self._quarantined: dict[str, Tool] = {}
@@ -112,12 +132,35 @@ class Catalog:
 
     def offer(self, target: str, tools: Iterable[Tool]) -> None:
         """Replaces everything that `target` offered before."""
-        new = tuple(tools)
-        if len({(tool.name, tool.remote_name) for tool in new}) != len(new):
-            raise ConfigError(f"target {target!r} offers a name twice")
-        self._brought[target] = new
+        brought = tuple(tools)
+        _check_names(target, brought)
+        result = self.review(target, brought)
+        # Quarantined tools keep their names: they must not lead to another tool meanwhile.
+        self.claims.claim(self.kind, target, brought)
+        self._replace(target, brought, result)
+
+    async def offer_in_turns(self, target: str, tools: Iterable[Tool], turns: LoopTurns) -> None:
+        """Like `offer`, in several turns of the event loop: the tools are offered, all of them, in
+        the last one. The caller holds `publishing`."""
+        brought = tuple(tools)
+        _check_names(target, brought)
+        releases = self.claims.releases
+        for start in range(0, len(brought), PART):
+            await turns.give_way()
+            self.claims.claim(self.kind, target, brought[start : start + PART])
+        if self._review_in_turns is None:
+            result = self.review(target, brought)
+        else:
+            result = await self._review_in_turns(target, brought, self.kind, turns)
+        if self.claims.releases != releases:
+            self.claims.claim(self.kind, target, brought)
+        self._replace(target, brought, result)
+
+    def _replace(self, target: str, brought: tuple[Tool, ...], result: ReviewResult) -> None:
+        self._brought[target] = brought
         was_held = target in self._quarantined_of
-        new = self._review(target, new)
+        self._note_review(target, brought, result)
+        new = tuple(result.admitted)
         names = [tool.name for tool in new]
         for tool in self._offers.get(target, ()):
             del self._by_name[tool.name]
@@ -159,18 +202,15 @@ class Catalog:
             self._give_names(tools)
         self.mark_changed()
 
-    def _review(self, target: str, tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
+    def _note_review(self, target: str, tools: tuple[Tool, ...], result: ReviewResult) -> None:
         for name in self._quarantined_of.pop(target, ()):
             self._quarantined.pop(name, None)
-        admitted, held, remarks = self.review(target, tools)
         self._remarks.pop(target, None)
-        if remarks:
-            self._remarks[target] = remarks
-        # Quarantined tools keep their names: they must not lead to another tool meanwhile.
-        self.claims.claim(self.kind, target, tools)
+        if result.remarks:
+            self._remarks[target] = result.remarks
         names = []
-        for tool in tools:
-            if (why := held.get(tool.name)) is not None:
+        for tool in tools if result.quarantined else ():
+            if (why := result.quarantined.get(tool.name)) is not None:
                 nowhere = build_missing_tool(tool.name, Quarantined(why), self.kind, (tool,))
                 for name in (tool.name, *list_aliases(tool)):
                     if name == tool.name or self.claims.find_owner(self.kind, name) == tool.name:
@@ -178,7 +218,6 @@ class Catalog:
                         names.append(name)
         if names:
             self._quarantined_of[target] = names
-        return tuple(admitted)
 
     def review_again(self, target: str) -> None:
         """Reviews the last offer of a target again."""
@@ -259,9 +298,21 @@ class Catalog:
             listener()
 
 
-def build_catalogs(review: KindReview, claims: NameClaims) -> dict[str, Catalog]:
+def _check_names(target: str, tools: Sequence[Tool]) -> None:
+    if len({(tool.name, tool.remote_name) for tool in tools}) != len(tools):
+        raise ConfigError(f"target {target!r} offers a name twice")
+
+
+def build_catalogs(
+    review: KindReview, claims: NameClaims, review_in_turns: TurnedReview | None = None
+) -> dict[str, Catalog]:
     """Builds one catalog of every kind that a target may offer; all share the claims to names."""
     return {
-        kind: Catalog(kind, review=partial(review, kind=kind), claims=claims)
+        kind: Catalog(
+            kind,
+            review=partial(review, kind=kind),
+            claims=claims,
+            review_in_turns=review_in_turns,
+        )
         for kind in (TOOL, PROMPT, RESOURCE, TEMPLATE, INSTRUCTIONS)
     }

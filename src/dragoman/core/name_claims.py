@@ -51,6 +51,8 @@ class NameClaims:
         self._count: dict[str, int] = {}
         self._unsaved: dict[tuple[str, str, str], Claim] = {}
         self._readable = True
+        self.releases = 0
+        """Changes whenever names may have become free."""
         self._load()
 
     def _load(self) -> None:
@@ -68,6 +70,7 @@ class NameClaims:
     def reload(self) -> bool:
         """Reads what other hubs have stored; returns whether anything differs."""
         before = self._claims
+        self.releases += 1
         self._owners, self._claims, self._count, self._readable = {}, {}, {}, True
         self._load()
         for target, kind, owner, names in self._unsaved.values():
@@ -118,6 +121,7 @@ class NameClaims:
 
     def release(self, target: str) -> None:
         """Releases the names of a target that was removed."""
+        self.releases += 1
         for (kind, _), names in self._claims.pop(target, {}).items():
             for name in names:
                 self._owners[kind].pop(name, None)

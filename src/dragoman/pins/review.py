@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from dragoman.core import structs
 from dragoman.core.catalog import ReviewResult, choose_spellings
 from dragoman.core.errors import HubError, StorageFailed
+from dragoman.core.loop_turns import LoopTurns
 from dragoman.core.ports import Pin, PinChange, PinDecision, PinStore
 from dragoman.core.tool import PROMPT, TEMPLATE, TOOL, Tool
 from dragoman.core.tool_identity import fold_name
@@ -65,6 +66,8 @@ additions."""
 MAX_PINS, MAX_BYTES = 50_000, 128 * 1024 * 1024
 """The limits of one target; resources and templates have separate limits of the same size."""
 MAX_REMEMBERED = 1_000
+PART = 200
+"""Pins that are saved in one turn of the event loop."""
 MAX_SAID = 10
 """Log lines about one review."""
 
@@ -104,6 +107,8 @@ class TargetPins:
     def __init__(self, pins: Sequence[Pin], listed: Collection[str] = ()) -> None:
         self.pins: dict[Key, Pin] = {}
         self.listed = set(listed)
+        self.version = 0
+        """Changes with each change of a pin."""
         self._count, self._bytes = Counter[bool](), Counter[bool]()
         """Of kinds with a URI, and of the others."""
         self._skeletons: dict[tuple[str, str], set[str]] = {}
@@ -111,7 +116,17 @@ class TargetPins:
         for pin in pins:
             self.put(pin)
 
+    def copy(self) -> TargetPins:
+        made = TargetPins((), self.listed)
+        made.pins, made._count, made._bytes = (
+            self.pins.copy(),
+            Counter(self._count),
+            Counter(self._bytes),
+        )
+        return made
+
     def put(self, pin: Pin) -> None:
+        self.version += 1
         old = self.pins.get((pin.kind, pin.id))
         addressed = pin.kind in ADDRESSED
         self._bytes[addressed] += pin.size + pin.held_size
@@ -193,31 +208,98 @@ class PinReviewer:
     def review(self, target: str, tools: Sequence[Tool], kind: str = TOOL) -> ReviewResult:
         """Returns what a catalog of `kind` may offer, and why the rest is quarantined. A resource
         or template whose text has changed is offered with the approved text."""
+        review = self._begin(target, tools, kind)
+        for tool in review.tools:
+            self._review_tool(tool, review)
+        self._report(review)
+        problem = self._save(target, review.changes, kind) if review.is_pinned else None
+        return self._conclude(review, problem)
+
+    async def review_in_turns(
+        self, target: str, tools: Sequence[Tool], kind: str, turns: LoopTurns
+    ) -> ReviewResult:
+        """Like `review`, in several turns of the event loop. Nothing else has a turn between the
+        last look at the pins and the return."""
+        while True:
+            await turns.give_way()
+            review = self._begin(target, tools, kind)
+            basis = _Basis(review.known, review.known.version, self._holds_additions(target))
+            review.known = review.known.copy()  # others see a change once it is stored
+            for tool in review.tools:
+                await turns.give_way()
+                self._review_tool(tool, review)
+            result = await self._save_in_turns(review, basis, turns)
+            if result is not None:
+                return result
+
+    async def _save_in_turns(
+        self, review: _Review, basis: _Basis, turns: LoopTurns
+    ) -> ReviewResult | None:
+        """Returns None if the pins or the settings were changed meanwhile: nothing is overwritten
+        that was decided."""
+        starts = range(0, len(review.changes), PART)
+        parts = [review.changes[start : start + PART] for start in starts]
+        problem = None
+        for number, part in enumerate([*parts, []]):
+            await turns.give_way()
+            if not self._is_current(review, basis):
+                return None
+            if number == 0:
+                self._report(review)
+            if review.is_pinned:
+                # The kind counts as listed with the last part: if the hub stops before, what is
+                # not stored is no addition.
+                problem = self._save(review.target, part, "" if part else review.kind)
+            if problem is not None:
+                break
+            for change in part:
+                basis.pins.put(change.pin)
+            basis.version = basis.pins.version
+        return self._conclude(review, problem)
+
+    def _is_current(self, review: _Review, basis: _Basis) -> bool:
+        if review.is_pinned:
+            now = self._known.get(review.target)
+            if now is not basis.pins or now.version != basis.version:
+                return False
+        holds = self._holds_additions(review.target)
+        return self.mode_of(review.target) == review.mode and holds == basis.holds_additions
+
+    def _begin(self, target: str, tools: Sequence[Tool], kind: str) -> _Review:
         mode = self.mode_of(target)
-        self._waiting.pop((target, kind), None)
         if mode == OFF:
-            tools, remarks = choose_spellings(tools, lambda tool: False)
-            shown = [_sanitize_tool(tool, encode(tool.definition), remarks) for tool in tools]
-            return ReviewResult(shown, {}, remarks)
+            chosen, remarks = choose_spellings(tools, lambda tool: False)
+            return _Review(target, mode, kind, chosen, remarks=remarks)
         try:
             known = self._find_pins(target)
         except HubError as error:
             self.unreviewed[target] = str(error)
             why = {tool.name: _explain_uncertainty(tool.name, error) for tool in tools}
-            return ReviewResult([], why)
-        tools, remarks = choose_spellings(tools, known.has_spelling)
-        review = _Review(target, mode, kind in known.listed, _list_skills(tools), remarks)
-        for tool in tools:
-            self._review_tool(tool, known, review)
-        self._waiting[target, kind] = review.waiting
-        self._report(review)
-        if problem := self._save(target, review.changes, kind):
-            review.held |= {name: _explain_uncertainty(name, problem) for name in review.new}
-            admitted = [tool for tool in review.admitted if tool.name not in review.new]
-            return ReviewResult(_limit_skills(admitted), review.held, remarks)
-        return ReviewResult(_limit_skills(review.admitted), review.held, remarks)
+            return _Review(target, mode, kind, held=why)
+        chosen, remarks = choose_spellings(tools, known.has_spelling)
+        return _Review(
+            target, mode, kind, chosen, known, True, kind in known.listed, _list_skills(chosen),
+            remarks,
+        )  # fmt: skip
 
-    def _review_tool(self, tool: Tool, known: TargetPins, review: _Review) -> None:
+    def _conclude(self, review: _Review, problem: StorageFailed | None) -> ReviewResult:
+        """`problem` is why what is new could not be stored."""
+        admitted = review.admitted
+        self._waiting.pop((review.target, review.kind), None)
+        if review.is_pinned:
+            self._waiting[review.target, review.kind] = review.waiting
+            if problem is not None:
+                review.held |= {name: _explain_uncertainty(name, problem) for name in review.new}
+                admitted = [tool for tool in admitted if tool.name not in review.new]
+            admitted = _limit_skills(admitted)
+        return ReviewResult(admitted, review.held, review.remarks)
+
+    def _review_tool(self, tool: Tool, review: _Review) -> None:
+        if review.mode == OFF:
+            shown = _sanitize_tool(tool, encode(tool.definition), review.remarks)
+            review.admitted.append(shown)
+            return
+        known = review.known
         skill = review.skills.get(tool.bridged.skill_id) if tool.bridged is not None else None
         kind = find_pinned_kind(tool)
         said: Any = tool.definition if skill is None else [tool.definition, skill]
@@ -230,7 +312,7 @@ class PinReviewer:
             pin = known.pins.get(key)
             if pin is None or pin.mark != mark or pin.held_mark or pin.scheme != SCHEME:
                 seen = _build_offered(review, kind, tool, mark, skill)
-                judged = self._judge(pin, seen, review.mode)
+                judged = self._judge(known, pin, seen, review.mode)
                 if judged.change is not None:
                     review.changes.append(judged.change)
                 if judged.why is not None:
@@ -284,13 +366,14 @@ class PinReviewer:
             agent, CARD, "", agent, mark, "", lambda scheme: select_pinned_of_card(card, scheme)
         )
         try:
-            pin = self._find_pins(agent).pins.get(seen.key)
+            known = self._find_pins(agent)
+            pin = known.pins.get(seen.key)
         except HubError as error:
             self.unreviewed[agent] = str(error)
             return _explain_uncertainty(agent, error)
         if pin is not None and pin.mark == mark and not pin.held_mark and pin.scheme == SCHEME:
             return None
-        judged = self._judge(pin, seen, mode)
+        judged = self._judge(known, pin, seen, mode)
         review = _Review(agent, mode)
         if judged.change is not None:
             review.changes.append(judged.change)
@@ -320,18 +403,22 @@ class PinReviewer:
 
     # --- one definition ---------------------------------------------------------------------------
 
-    def _judge(self, pin: Pin | None, seen: OfferedDefinition, mode: str) -> PinVerdict:
+    def _judge(
+        self, known: TargetPins, pin: Pin | None, seen: OfferedDefinition, mode: str
+    ) -> PinVerdict:
         try:
-            judged = self._compare(pin, seen, mode)
+            judged = self._compare(known, pin, seen, mode)
         except (HubError, Malformed) as error:
             if isinstance(error, HubError):
                 self.unreviewed[seen.target] = str(error)
             judged = PinVerdict(_explain_uncertainty(seen.name, error))
         if judged.change is not None:
-            self._known[seen.target].put(judged.change.pin)
+            known.put(judged.change.pin)
         return judged
 
-    def _compare(self, pin: Pin | None, seen: OfferedDefinition, mode: str) -> PinVerdict:
+    def _compare(
+        self, known: TargetPins, pin: Pin | None, seen: OfferedDefinition, mode: str
+    ) -> PinVerdict:
         pinned = seen.pinned(SCHEME)
         body = encode(pinned)
         named = EXACT if seen.kind in (TOOL, PROMPT) else SHOWN
@@ -339,7 +426,7 @@ class PinReviewer:
         secretive = has_hidden(body) and has_hidden(encode(clean_value(pinned, named)))
         lookalike = ""
         if seen.added and not (pin and pin.mark):
-            lookalike = self._known[seen.target].find_lookalike(*seen.key, seen.spelling)
+            lookalike = known.find_lookalike(*seen.key, seen.spelling)
         if pin is not None and pin.mark:
             if pin.held_mark == seen.mark and pin.scheme == SCHEME:
                 return PinVerdict(explain_hold(pin, secretive))
@@ -356,21 +443,26 @@ class PinReviewer:
             and not (pin and pin.rejected_by)
             and not (seen.added and self._holds_additions(seen.target))
         ):
-            if not self._known[seen.target].has_room(seen.key, len(body)):
+            if not known.has_room(seen.key, len(body)):
                 return PinVerdict(_explain_no_room(seen))
             made = structs.replace(
                 seen.build_pin(), mark=seen.mark, approved_at=self.clock(), size=len(body),
                 approved_by=ADDITION if seen.added else FIRST_SIGHT,
             )  # fmt: skip
             return PinVerdict(None, PinChange(made, approved=body), new=True)
-        held, stored = self._hold(pin or seen.build_pin(), seen, pinned, body)
+        held, stored = self._hold(known, pin or seen.build_pin(), seen, pinned, body)
         if held is None:
             return PinVerdict(_explain_no_room(seen))
         why = explain_hold(held, secretive, lookalike)
         return PinVerdict(why, PinChange(held, held=stored) if held is not pin else None)
 
     def _hold(
-        self, pin: Pin, seen: OfferedDefinition, pinned: dict[str, Any], body: bytes
+        self,
+        known: TargetPins,
+        pin: Pin,
+        seen: OfferedDefinition,
+        pinned: dict[str, Any],
+        body: bytes,
     ) -> tuple[Pin | None, bytes | None]:
         """Returns the pin with the offered definition quarantined, and the body to store; no pin
         if there is no room."""
@@ -379,7 +471,7 @@ class PinReviewer:
                 same = pin.held_mark == seen.mark
                 return (pin if same else structs.replace(pin, held_mark=seen.mark)), None
             return structs.replace(pin, held_mark=seen.mark, held_size=len(body)), body
-        if not self._known[seen.target].has_room(seen.key, len(body)):
+        if not known.has_room(seen.key, len(body)):
             return None, None
         by, at = self._find_rejection(pin, {compute_digest(pinned), compute_digest(seen.pinned(1))})
         pin = structs.replace(
@@ -534,6 +626,12 @@ def _explain_no_room(seen: OfferedDefinition) -> str:
 class _Review:
     target: str
     mode: str
+    kind: str = ""
+    """Of the catalog."""
+    tools: Sequence[Tool] = ()
+    known: TargetPins = field(default_factory=lambda: TargetPins(()))
+    is_pinned: bool = False
+    """Whether the tools are compared with pins: not if that is off, or if none can be read."""
     again: bool = False
     """Whether the target has listed this kind before."""
     skills: Mapping[str, Any] = field(default_factory=dict)
@@ -545,6 +643,15 @@ class _Review:
     waiting: dict[Key, bytes] = field(default_factory=dict)
     changes: list[PinChange] = field(default_factory=list)
     new: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Basis:
+    """What a review in several turns began with."""
+
+    pins: TargetPins
+    version: int
+    holds_additions: bool
 
 
 def find_pinned_kind(tool: Tool) -> str:

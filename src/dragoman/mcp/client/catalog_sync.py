@@ -198,20 +198,23 @@ class CatalogSync:
                 parsed = await self._parse_list(kind, entries, has_headers and kind == TOOL, turns)
                 changes.append((kind, parsed))
         for kind, parsed in changes:  # unchanged lists are not published: no client is notified
-            await turns.give_way()
-            self._publish_list(kind, parsed)
+            await self._publish_list(kind, parsed, turns)
         self._publish_instructions(session.instructions[:MAX_INSTRUCTIONS].strip())
         self.spent = turns.spent
 
-    def _publish_list(self, kind: str, parsed: ParsedList) -> None:
+    async def _publish_list(self, kind: str, parsed: ParsedList, turns: LoopTurns) -> None:
+        catalog, problem = self._catalogs[kind], ""
+        try:
+            await catalog.offer_in_turns(self._upstream.name, parsed.tools, turns)
+        except ConfigError as error:
+            problem = str(error)
+        # Not before it is offered: what is cancelled until then is published the next time.
         self.report_problems(kind, parsed.problems)
         self._published[kind] = parsed.definitions
         if kind == TOOL:
             self._has_headers, self.mirrored = parsed.has_headers, parsed.mirrored
-        try:
-            self._catalogs[kind].offer(self._upstream.name, parsed.tools)
-        except ConfigError as error:
-            self._problems[kind].append(str(error))
+        if problem:
+            self._problems[kind].append(problem)
 
     def _publish_instructions(self, text: str) -> None:
         catalog = self._catalogs.get(INSTRUCTIONS)
