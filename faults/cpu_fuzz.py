@@ -129,7 +129,7 @@ SERVED = (
 """What an ordinary hub does not serve: without it the fuzzer would measure the error 404."""
 
 
-SIGN_IN = "/oauth/login"
+LIMITED = ("/oauth/login", "/oauth/register")
 """Where attempts are limited, whatever the settings."""
 
 
@@ -157,7 +157,7 @@ class Sender:
         before = read_cpu(self._hub)
         status = self._call(sent, body) if sent.method == GRPC else self._send(sent, body)
         self.statuses[status] += 1
-        if status in ("429", "RESOURCE_EXHAUSTED") and sent.path != SIGN_IN:
+        if status in ("429", "RESOURCE_EXHAUSTED") and sent.path not in LIMITED:
             self.limited.append(sent.label)
         return read_cpu(self._hub) - before, status
 

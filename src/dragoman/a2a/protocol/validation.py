@@ -51,7 +51,6 @@ MESSAGE = frozenset({
     "referenceTaskIds",
 })  # fmt: skip
 
-_URL_SAFE = str.maketrans("-_", "+/")
 _SCHEME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}")  # RFC 9110, a token
 _INSTANT = re.compile(
     r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?([Zz]|[+-]\d\d:\d\d)"
@@ -151,6 +150,8 @@ def seconds_from_timestamp(value: str) -> float | None:
 
 def normalize_base64(text: str) -> str | None:
     """Returns the standard alphabet with padding; None if `text` is not base64."""
+    if not text.isascii():
+        return None
     try:
         a2b_base64(text, strict_mode=True)
     except (Base64Error, ValueError):
@@ -158,7 +159,7 @@ def normalize_base64(text: str) -> str | None:
     else:
         return text
     # proto-JSON also allows the URL-safe alphabet, and no padding
-    bare = text.rstrip("=").translate(_URL_SAFE)
+    bare = text.rstrip("=").replace("-", "+").replace("_", "/")
     padded = bare + "=" * (-len(bare) % 4)
     try:
         a2b_base64(padded, strict_mode=True)
