@@ -362,6 +362,30 @@ async def test_a_server_that_is_slow_now_and_then_is_used_again_once_it_is_stead
     assert [one.getMessage().endswith("is back") for one in caplog.records] == [True]
 
 
+async def test_a_server_that_is_away_again_and_again_is_logged_twice(
+    server: ValkeyServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    limits = LinkLimits(
+        steady_seconds=0.02, longest_steady=0.02, beat_seconds=0.02, longest_retry=0.05,
+        calm_seconds=8.0,
+    )  # fmt: skip
+    async with (
+        run_slow_proxy(server.url) as proxy,
+        run_limiter(proxy.url, build_rules(principal=Rate(3_000, 20)), link_limits=limits) as used,
+    ):
+        link = used._link
+        for _ in range(4):
+            proxy.delay = 0.2
+            await until(lambda: link._lost is None, 30.0)
+            proxy.delay = 0.0
+            await until(lambda: used.is_shared, 30.0)
+        await until(lambda: link._steady.failures == 0, 60.0)
+    kinds = [one.getMessage().partition(": ")[0] for one in caplog.records]
+    ends = [kind.rpartition("/")[2].partition(" is ")[2] or kind for kind in kinds]
+    assert ends[:3] == ["away", "back", "away again"], kinds
+    assert len(ends) == 4 and ends[3].startswith("back, after "), kinds
+
+
 async def test_a_hub_starts_without_redis(server: ValkeyServer) -> None:
     limiter = SharedRateLimiter("redis://127.0.0.1:1", build_rules(principal=Rate(6, 3)))
     assert limiter.charge(key("a"), REQUEST, "x") is None

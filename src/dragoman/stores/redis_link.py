@@ -114,7 +114,8 @@ class RedisLink:
         self._lost: asyncio.Future[str] | None = None
         """Why the connection was closed; None while there is none."""
         self._was_up: bool | None = None
-        """As the log has it; None before the first attempt."""
+        """Whether it was in use before; None before the first attempt."""
+        self._absences = _Absences(self.place, self.limits.calm_seconds)
         self._steady = Backoff(self.limits.steady_seconds, self.limits.longest_steady)
         self._background = Background("the connection to Redis")
 
@@ -215,7 +216,7 @@ class RedisLink:
                 await connection.disconnect(nowait=True)
             if self._was_up is not False:
                 self._was_up = False
-                log.warning("Redis at %s is away: %s", self.place, why)
+                self._absences.log_begin(why)
             await asyncio.sleep(backoff.next_delay())
 
     async def _serve(self, connection: AbstractConnection, backoff: Backoff) -> str:
@@ -230,11 +231,12 @@ class RedisLink:
                 await self._keep_beating(lost, self._steady.next_delay())
                 if lost.done():
                     return lost.result()
-                log.warning("Redis at %s is back", self.place)
+                self._absences.log_end()
             self.is_up = self._was_up = True
             await self._keep_beating(lost, self.limits.calm_seconds)
             if not lost.done():
                 self._steady.reset()
+                self._absences.log_calm()
             await self._keep_beating(lost, math.inf)
         except RedisUnavailable as error:
             return str(error)
@@ -290,6 +292,38 @@ class RedisLink:
                     reply.set_result(found)
         except Exception as error:
             self._lose(describe_failure(error))
+
+
+class _Absences:
+    """Logs when the server is away and back. Of a server that is away again and again, the second
+    absence is the last that is logged before it was in use for a while."""
+
+    def __init__(self, place: str, calm_seconds: float) -> None:
+        self._place, self._calm_seconds = place, calm_seconds
+        self._count = 0
+
+    def log_begin(self, why: str) -> None:
+        self._count += 1
+        if self._count == 1:
+            log.warning("Redis at %s is away: %s", self._place, why)
+        elif self._count == 2:
+            log.warning(
+                "Redis at %s is away again: %s; its next absences are logged once it has been in "
+                "use for %g s",
+                self._place,
+                why,
+                self._calm_seconds,
+            )
+
+    def log_end(self) -> None:
+        if self._count == 1:
+            log.warning("Redis at %s is back", self._place)
+
+    def log_calm(self) -> None:
+        """After it was in use for `calm_seconds`."""
+        if self._count > 1:
+            log.warning("Redis at %s is back, after %d absences", self._place, self._count)
+        self._count = 0
 
 
 def check_numbers(reply: object, bounds: Sequence[float]) -> list[int]:

@@ -21,6 +21,7 @@ import msgspec
 from dragoman.core.background import Work, start_task
 from dragoman.core.cluster import OwnedElsewhere, prepay
 from dragoman.core.errors import HubError, Overloaded, StorageFailed, TargetFailed, Unreachable
+from dragoman.core.logs import RepeatedFailure
 from dragoman.core.principal import LOCAL, Principal
 from dragoman.web.api import build_error
 from dragoman.web.auth import API_KEY
@@ -58,6 +59,10 @@ MAX_BODY = BODY_BYTES + 2 * HEAD_BYTES
 """Bytes of a forwarded request: the body, the head and the principal of the client's request."""
 HANDOVER_SECONDS = 8.0
 """How long a request waits, besides two leases, for a hub that stops to finish what it does."""
+MAX_UNREACHABLE = 64
+"""Hubs whose failures are thinned out in the log; ids of hubs that have ended stay among them."""
+_unreachable: dict[str, RepeatedFailure] = {}
+"""Of each hub that could not be reached; of the process, as there is one log."""
 OWNER_WAITS = 5
 """How often the owner of a request is looked for again after it could not be reached."""
 _EVENT_ID = re.compile(rb"^id: ", re.MULTILINE)
@@ -370,12 +375,21 @@ class HubAttempts:
         except StorageFailed:
             return  # this hub is cut off, too
         if self._beats.setdefault(hub.id, beat) != beat:
-            log.warning("hub %s lives, and this hub cannot reach it: %s", hub.id, error)
+            log_unreachable(hub, error)
             raise Unreachable(
                 f"hub {hub.id} lives, and this hub cannot reach it at {hub.address}: {error}; "
                 "nothing was sent. See: dragoman cluster status",
                 sent=False,
             ) from error
+
+
+def log_unreachable(hub: HubAddress, error: Unreachable) -> None:
+    """Logs that a hub is not reached: at once, then at growing intervals, not for each request."""
+    if hub.id not in _unreachable and len(_unreachable) >= MAX_UNREACHABLE:
+        del _unreachable[next(iter(_unreachable))]
+    failure = _unreachable.setdefault(hub.id, RepeatedFailure())
+    if text := failure.note(f"hub {hub.id} lives, and this hub cannot reach it"):
+        log.warning("%s: %s", text, error)
 
 
 async def is_alive(cluster: Cluster, hub: HubAddress) -> bool:
