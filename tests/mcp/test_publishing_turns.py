@@ -165,3 +165,39 @@ async def test_long_list_is_reviewed_in_many_turns(monkeypatch: pytest.MonkeyPat
     assert len({turn for turn, _ in seen}) == len(TOOLS) + 1
     assert {offered for _, offered in seen} == {0}
     await upstream.stop()
+
+
+@pytest.mark.promise("B5")
+@pytest.mark.parametrize("at", [1, len(TOOLS), len(TOOLS) + 1])
+async def test_server_that_is_stopped_while_it_is_published_offers_nothing(
+    monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """Lists that another session has changed are published by a task that outlasts the stop."""
+    monkeypatch.setattr(loop_turns, "TURN_SECONDS", -1.0)  # every turn has been long enough
+    claims, stopping, reviewed = NameClaims(), [], 0
+
+    async def review(
+        target: str, tools: Sequence[Tool], kind: str, turns: LoopTurns
+    ) -> ReviewResult:
+        nonlocal reviewed
+        for _ in tools:
+            await turns.give_way()
+            reviewed += 1
+            if reviewed == at:
+                stopping.append(asyncio.ensure_future(upstream.stop()))
+                await asyncio.sleep(0)
+                claims.release("s")
+        return admit_all(target, tools, kind)
+
+    async def connect(upstream: Upstream, seconds: float, spec: SessionSpec) -> UpstreamSession:
+        raise AssertionError("it is not started")
+
+    catalogs = build_catalogs(admit_all, claims, review)
+    entry = ServerEntry(name="s", transport=HttpTransport(url="http://x.example/mcp"))
+    upstream = Upstream(entry, connect, catalogs, Bus(), compile_schema)
+    lists: dict[str, Any] = {TOOL: TOOLS, PROMPT: [{"name": "p"}]}
+    await upstream.catalog.publish(cast(UpstreamSession, ListingSession()), lists)
+    await asyncio.gather(*stopping)
+    assert len(stopping) == 1
+    assert [len(one) for one in catalogs.values()] == [0] * len(catalogs)
+    assert claims.find_owner(TOOL, f"mcp_s_{TOOLS[0]['name']}") is None

@@ -23,6 +23,7 @@ from dragoman.core.name_claims import NameClaims
 from dragoman.core.ports import PinChange, PinDecision
 from dragoman.core.tool import TOOL, Tool
 from dragoman.pins import review
+from dragoman.pins.lookalikes import build_skeletons
 
 pytestmark = [pytest.mark.promise("B5"), pytest.mark.promise("R9")]
 
@@ -155,3 +156,34 @@ async def test_names_that_are_released_meanwhile_are_claimed_again(board: Board)
     catalog.claims.release("files")
     await stepper.task
     assert catalog.find("mcp_files_t9").name == "files.t9"
+
+
+async def test_pins_of_other_targets_do_not_restart_a_review(board: Board) -> None:
+    catalog = build_catalog(board)
+    catalog.offer("files", build_tools())
+    known = board.pins._find_pins("files")
+    version = known.version
+    assert board.pins.reload() == []  # as after a change by another hub
+    assert board.pins._find_pins("files") is known and known.version == version
+
+
+async def test_names_of_known_pins_are_indexed_once(
+    board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog, tools = build_catalog(board), build_tools()
+    catalog.offer("files", tools[:-2])
+    indexed: list[str] = []
+
+    def build_and_note(spelling: str) -> Any:
+        indexed.append(spelling)
+        return build_skeletons(spelling)
+
+    monkeypatch.setattr(review, "build_skeletons", build_and_note)
+    for count in (COUNT - 1, COUNT):  # each list has an addition
+        await catalog.offer_in_turns("files", tools[:count], LoopTurns())
+    assert len(catalog) == COUNT
+    assert indexed.count("t0") == 1
+    lookalike = tool(READ, "to")
+    await catalog.offer_in_turns("files", [*tools, lookalike], LoopTurns())
+    with pytest.raises(Quarantined, match='its name looks like "t0"'):
+        await catalog.find("files.to").target.run(cast(Call, None))

@@ -111,6 +111,8 @@ class Catalog:
         self.review = review
         """Called with every offer before anything else sees it."""
         self._review_in_turns = review_in_turns
+        self._preparing: set[str] = set()
+        """The targets whose offers are prepared in turns, without those withdrawn meanwhile."""
         self._brought: dict[str, tuple[Tool, ...]] = {}
         """The last offer of each target, before review."""
         self._quarantined: dict[str, Tool] = {}
@@ -141,17 +143,30 @@ class Catalog:
 
     async def offer_in_turns(self, target: str, tools: Iterable[Tool], turns: LoopTurns) -> None:
         """Like `offer`, in several turns of the event loop: the tools are offered, all of them, in
-        the last one. The caller holds `publishing`."""
+        the last one, or none if the target is withdrawn before. The caller holds `publishing`."""
         brought = tuple(tools)
         _check_names(target, brought)
+        self._preparing.add(target)
+        try:
+            await self._offer_in_turns(target, brought, turns)
+        finally:
+            self._preparing.discard(target)
+
+    async def _offer_in_turns(
+        self, target: str, brought: tuple[Tool, ...], turns: LoopTurns
+    ) -> None:
         releases = self.claims.releases
         for start in range(0, len(brought), PART):
             await turns.give_way()
+            if target not in self._preparing:
+                return
             self.claims.claim(self.kind, target, brought[start : start + PART])
         if self._review_in_turns is None:
             result = self.review(target, brought)
         else:
             result = await self._review_in_turns(target, brought, self.kind, turns)
+        if target not in self._preparing:
+            return
         if self.claims.releases != releases:
             self.claims.claim(self.kind, target, brought)
         self._replace(target, brought, result)
@@ -225,6 +240,7 @@ class Catalog:
             self.offer(target, self._brought[target])
 
     def withdraw(self, target: str) -> None:
+        self._preparing.discard(target)
         if self._offers.get(target) or self._quarantined_of.get(target):
             self.offer(target, ())
         self._offers.pop(target, None)

@@ -123,6 +123,7 @@ class TargetPins:
             Counter(self._count),
             Counter(self._bytes),
         )
+        made._skeletons = self._skeletons  # shared: building it takes long, and both may add to it
         return made
 
     def put(self, pin: Pin) -> None:
@@ -151,9 +152,9 @@ class TargetPins:
                 self._index(pin)
         for skeleton in build_skeletons(spelling):
             for other in self._skeletons.get((kind, skeleton), ()):
-                pin = self.pins[kind, other]
-                if other != id and (pin.mark or pin.rejected_by):
-                    return pin.spelling
+                known = self.pins.get((kind, other))  # a copy may have indexed what it alone has
+                if known is not None and other != id and (known.mark or known.rejected_by):
+                    return known.spelling
         return ""
 
     def has_spelling(self, tool: Tool) -> bool:
@@ -525,7 +526,8 @@ class PinReviewer:
                 continue
             # Hubs may see a target differently: what they have quarantined is no decision.
             for pin in pins:
-                known.put(pin)
+                if known.pins.get((pin.kind, pin.id)) != pin:  # or a review begins again
+                    known.put(pin)
         return found
 
     def _find_pins(self, target: str) -> TargetPins:

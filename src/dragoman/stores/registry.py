@@ -69,11 +69,11 @@ class RegistryStore(LoopStore):
         self._seals = find_seals(place)
 
     def list_agents(self) -> list[dict[str, Any]]:
-        """In the order of their slugs."""
+        """Lists the agents in the order of their orgs and slugs."""
         return list(self.iterate_agents())
 
     def iterate_agents(self) -> Iterator[dict[str, Any]]:
-        """Lists the same in pages. What is stored meanwhile may be missing."""
+        """Reads the agents in pages, in that order; one that is stored meanwhile may be missing."""
         try:
             for data in self._iterate_rows():
                 yield msgspec.json.decode(data, type=dict[str, Any])

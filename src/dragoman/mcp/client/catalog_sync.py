@@ -173,9 +173,13 @@ class CatalogSync:
         """Publishes these lists; one that could not be fetched stays as it was. One server at a
         time: many that connect at once would each have a turn in the same turn of the loop."""
         async with self._catalogs[TOOL].publishing:
-            if self._upstream.connection.state != "stopped":  # what it offered is withdrawn
+            if not self._is_stopped():
                 await self._publish(session, lists)
                 await asyncio.sleep(0)  # before the next server
+
+    def _is_stopped(self) -> bool:
+        """Whether what the server offered is withdrawn, and nothing may be offered again."""
+        return self._upstream.connection.state == "stopped"
 
     async def _publish(self, session: UpstreamSession, lists: Lists) -> None:
         extensions = session.features.get("extensions")
@@ -198,8 +202,11 @@ class CatalogSync:
                 parsed = await self._parse_list(kind, entries, has_headers and kind == TOOL, turns)
                 changes.append((kind, parsed))
         for kind, parsed in changes:  # unchanged lists are not published: no client is notified
+            if self._is_stopped():
+                return
             await self._publish_list(kind, parsed, turns)
-        self._publish_instructions(session.instructions[:MAX_INSTRUCTIONS].strip())
+        if not self._is_stopped():
+            self._publish_instructions(session.instructions[:MAX_INSTRUCTIONS].strip())
         self.spent = turns.spent
 
     async def _publish_list(self, kind: str, parsed: ParsedList, turns: LoopTurns) -> None:
