@@ -6,12 +6,13 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
 import pytest
 from faults.chaos import DECK, plan_faults
-from faults.chaos_loads import find_effects, list_gaps, list_repeated
+from faults.chaos_loads import Runs, find_effects, list_gaps, list_repeated
 from faults.chaos_rig import ChaosRig
 from faults.harness import Outcome
 from faults.hub_logs import judge_logs
@@ -60,6 +61,35 @@ def test_failed_task_is_excused_by_a_stop_of_its_hub_alone(
     why: str, effects: tuple[int, ...]
 ) -> None:
     assert find_effects(why) == effects
+
+
+class RigOfOneRun(ChaosRig):
+    """Its run has two steps that need a decision, of which the answers are lost."""
+
+    def get(self, place: Any, path: str, seconds: float = 0.0) -> Any:
+        waiting = [{"path": step, "state": "needs_decision"} for step in "ab"]
+        run = {"id": "r", "state": "completed"}
+        body = {"runs": [run], "run": run, "steps": waiting}
+        return SimpleNamespace(json=lambda: body)
+
+    def post(self, place: Any, path: str, body: Any, *more: Any, **named: Any) -> Any:
+        raise OSError("the answer was lost")
+
+
+@pytest.mark.parametrize(
+    ("made", "wrong"), [("bc", []), ("abc", []), ("b", ["c"]), ("abbc", ["b"]), ("ac", ["b"])]
+)
+def test_step_that_was_not_skipped_has_its_effect(made: str, wrong: list[str]) -> None:
+    none: Any = None
+    place: Any = LoggedHub(0)
+    rig = RigOfOneRun(Path(), [place], none, "", none, none, none, none, None, Outcome())
+    runs = Runs(rig, 0, 1)
+    runs.started.append("r")
+    for _ in range(2):
+        with pytest.raises(OSError, match="lost"):
+            runs.decide()
+    runs.judge(Counter(f"run r {step}" for step in made))
+    assert [text.split("step ")[1][0] for text in rig.outcome.failures] == wrong
 
 
 def test_gap_between_times_of_a_schedule_is_found() -> None:
