@@ -16,6 +16,7 @@ from datetime import datetime
 from functools import partial
 from itertools import pairwise
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 from tests.live.a2a_hub import GET, SEND, V10
 from tests.peers import wire
@@ -34,6 +35,8 @@ REMEMBERED = 20
 """Turns of a conversation; hubs keep more."""
 EVERY_SECONDS = 60.0
 """Between two times of a workflow; those of an outage are made up for."""
+RESUMED_SECONDS = 30.0
+"""After the last fault, the times of workflows up to it have their runs."""
 AGENT_GAP_SECONDS = 240.0
 """Times of agents are left out while no hub can fire them: those of one pause, of a lease after it,
 and of a start."""
@@ -528,13 +531,19 @@ class Conversations(Client):
 
 def _list_runs(rig: ChaosRig, workflow: str) -> list[Any]:
     path = f"/api/runs?workflow={workflow}&limit=200"
-    return list(rig.get(rig.places[0], path).json()["runs"])
+    page = rig.get(rig.places[0], path).json()
+    runs = list(page["runs"])
+    while cursor := page.get("nextCursor"):
+        page = rig.get(rig.places[0], f"{path}&cursor={quote(cursor)}").json()
+        runs += page["runs"]
+    return runs
 
 
-def judge_schedules(rig: ChaosRig, effects: Counter[str]) -> None:
-    """Times of workflows have one run each, and none is left out; agents are asked at most once for
-    each time, and go on."""
+def judge_schedules(rig: ChaosRig, begun: float, ended: float) -> None:
+    """Times of workflows have one run each, and none is left out from the beginning of the load to
+    its end; agents are asked at most once for each time, and go on."""
     outcome = rig.outcome
+    due = begun, max(begun, ended - RESUMED_SECONDS)
     for number in range(TICKS):
         runs = _read(rig, partial(_list_runs, rig, f"tick{number}"))
         if isinstance(runs, str):
@@ -544,17 +553,20 @@ def judge_schedules(rig: ChaosRig, effects: Counter[str]) -> None:
         for moment, count in times.items():
             outcome.check(count == 1, f"tick{number} has {count} runs for {moment}")
         outcome.count("times of workflows", len(times))
-        gaps = list_gaps([read_time(moment) for moment in times], EVERY_SECONDS)
+        gaps = list_gaps([*due, *(read_time(moment) for moment in times)], EVERY_SECONDS)
         outcome.check(not gaps, f"tick{number} has no run for {gaps[:3]} s")
         bad = [f"{run['id']} {run['state']}" for run in runs if run["state"] != "completed"]
         outcome.check(not bad, f"tick{number}: runs that have not completed: {bad[:3]}")
+        effects = count_effects(rig.ledger)
+        for run in runs:
+            judge_steps(rig, run["id"], STEPS[:1], effects)
     asked: dict[str, list[float]] = defaultdict(list)
     for at, key in read_effects(rig.ledger):
         if key.startswith("schedule "):
             asked[key].append(at)
     outcome.check(len(asked) == TICKS, f"only these agents were asked: {sorted(asked)}")
     for key, moments in asked.items():
-        gaps = list_gaps(moments, AGENT_GAP_SECONDS)
+        gaps = list_gaps([begun, *moments, ended], AGENT_GAP_SECONDS)
         outcome.check(not gaps, f"{key} was not asked for {gaps[:3]} s")
         for gap, again in list_repeated(moments):
             outcome.fail(f"{key} was asked again at {again:.1f}, {gap:.1f} s after the last time")
@@ -616,10 +628,12 @@ class Crowd:
         self.threads = [threading.Thread(target=one.run, daemon=True) for one in self.clients]
 
     def start(self) -> None:
+        self.begun = time.time()
         for thread in self.threads:
             thread.start()
 
     def stop(self) -> None:
+        self.ended = time.time()
         self.rig.over.set()
         for thread in self.threads:
             thread.join(2 * ANSWER_SECONDS)
@@ -631,7 +645,7 @@ class Crowd:
         effects = count_effects(self.rig.ledger)
         for one in self.clients:
             one.judge(effects)
-        judge_schedules(self.rig, effects)
+        judge_schedules(self.rig, self.begun, self.ended)
         for one in self.clients:
             if isinstance(one, Messages):
                 one.repeat()

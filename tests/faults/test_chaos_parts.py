@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,8 +15,8 @@ from typing import Any
 import psycopg
 import pytest
 from faults.chaos import DECK, plan_faults
-from faults.chaos_loads import Runs, find_effects, list_gaps, list_repeated
-from faults.chaos_rig import ChaosRig
+from faults.chaos_loads import Runs, find_effects, judge_schedules, list_gaps, list_repeated
+from faults.chaos_rig import TICKS, ChaosRig
 from faults.harness import Outcome
 from faults.hub_logs import judge_logs
 from faults.ledger import count_effects, note
@@ -122,6 +125,47 @@ def judge_lines(*parts: str) -> list[str]:
         hub.log += part
     judge_logs(rig)
     return rig.outcome.failures
+
+
+class RigOfSchedules(ChaosRig):
+    """Its schedules of workflows have runs for these seconds, in pages of two."""
+
+    seconds: list[int]
+
+    def get(self, place: Any, path: str, *more: Any, **named: Any) -> Any:
+        at = int(path.partition("cursor=")[2] or 0)
+        texts = [datetime.fromtimestamp(one, UTC).isoformat() for one in self.seconds[at : at + 2]]
+        runs = [{"id": text, "state": "completed", "trigger": {"at": text}} for text in texts]
+        body = {"runs": runs, "nextCursor": str(at + 2) if self.seconds[at + 2 :] else None}
+        return SimpleNamespace(json=lambda: body)
+
+
+@pytest.mark.parametrize(
+    ("workflows", "agents", "lost", "wrong"),
+    [
+        pytest.param(range(650, 50, -60), range(60, 660, 60), 0, set(), id="all"),
+        pytest.param(range(650, 50, -60), range(60, 660, 60), 1, {"run"}, id="no effect"),
+        pytest.param(range(350, 50, -60), range(60, 660, 60), 0, {"tick"}, id="workflows stop"),
+        pytest.param(range(650, 350, -60), range(60, 660, 60), 0, {"tick"}, id="late workflows"),
+        pytest.param((), range(60, 660, 60), 0, {"tick"}, id="no workflow"),
+        pytest.param(range(650, 50, -60), range(60, 360, 60), 0, {"schedule"}, id="agents stop"),
+        pytest.param(range(650, 50, -60), range(360, 660, 60), 0, {"schedule"}, id="late agents"),
+    ],
+)
+def test_schedule_without_a_run_or_a_run_without_an_effect_is_found(
+    tmp_path: Path, workflows: Sequence[int], agents: Sequence[int], lost: int, wrong: set[str]
+) -> None:
+    none: Any = None
+    place: Any = LoggedHub(0)
+    rig = RigOfSchedules(tmp_path, [place], none, "", none, none, none, none, None, Outcome())
+    rig.seconds = list(workflows)
+    noted = [(at, f"schedule clock{number}") for number in range(TICKS) for at in agents]
+    noted += [(at, f"run {datetime.fromtimestamp(at, UTC).isoformat()} a") for at in workflows]
+    del noted[len(noted) - lost :]
+    lines = [json.dumps({"at": at, "event": "begun", "key": key}) for at, key in noted]
+    (tmp_path / "ledger").write_text("\n".join(lines))
+    judge_schedules(rig, 60.0, 660.0)
+    assert {re.split(r"\W|\d", text)[0] for text in rig.outcome.failures} == wrong
 
 
 def test_complaint_is_allowed_twice_from_one_fault_to_the_next() -> None:
