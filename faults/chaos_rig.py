@@ -196,10 +196,15 @@ class ChaosRig:
         figures["longest start, s"] = round(took, 1)
 
     def end_hub(self, place: Place, *, gently: bool) -> None:
-        """By SIGTERM or SIGKILL; what the hub leaves behind is judged at the end."""
+        """By SIGTERM or SIGKILL; what the hub leaves behind is judged at the end. A hub that has
+        ended by itself is a failure."""
         hub = place.hub
         if hub is None:
             return
+        if (code := hub.process.poll()) is not None:
+            log = hub.log()[-2_000:]
+            self.outcome.fail(f"hub {place.number} ended by itself with {code}: {log}")
+            self.outcome.count("hubs that ended by themselves")
         if gently:
             hub.stop()
             for problem in hub.problems:

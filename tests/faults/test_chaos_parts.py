@@ -109,7 +109,7 @@ class LoggedHub:
         return self.log
 
 
-def build_rig(*hubs: LoggedHub) -> ChaosRig:
+def build_rig(*hubs: Any) -> ChaosRig:
     """A rig of hubs that only log."""
     none: Any = None
     places: Any = list(hubs)
@@ -174,6 +174,23 @@ def test_complaint_is_allowed_twice_from_one_fault_to_the_next() -> None:
     (failure,) = judge_lines(line.format(1), line.format(2) * 3, "")
     assert "3 times after 1 faults" in failure
     assert any("traceback" in one for one in judge_lines("Traceback (most recent call last):\n"))
+
+
+@pytest.mark.parametrize("code", [None, 0, 1])
+@pytest.mark.parametrize("gently", [False, True])
+def test_hub_that_has_ended_before_it_is_ended_is_reported(code: int | None, gently: bool) -> None:
+    hub: Any = SimpleNamespace(
+        process=SimpleNamespace(poll=lambda: code),
+        problems=[],
+        log=lambda: "its log",
+        stop=lambda: 0,
+        kill=lambda: None,
+        finish=list,
+    )
+    place: Any = SimpleNamespace(number=1, hub=hub, logs=[])
+    rig = build_rig(place)
+    rig.end_hub(place, gently=gently)
+    assert len(rig.outcome.failures) == (code is not None) and place.logs == ["its log"]
 
 
 def test_thread_that_ends_by_an_error_fails_the_experiment() -> None:
