@@ -209,20 +209,21 @@ class Messages(Client):
                     f"task {id} of {key} cannot be read at hub {place.number}: {found}"
                 )
                 return
-            if place.number == 0:
-                self._judge_state(key, found, effects[key])
+            self._judge_state(place, key, found, effects[key])
 
         _at_every_hub(self.rig, self.tasks.items(), check)
         self.outcome.count("tasks acknowledged", len(self.tasks))
         self.outcome.count("tasks lost", len(lost))
 
-    def _judge_state(self, key: str, task: Any, effects: int) -> None:
+    def _judge_state(self, place: Place, key: str, task: Any, effects: int) -> None:
         state = task["status"]["state"]
         text = json.dumps(task["status"].get("message", {}).get("parts"))[:300]
-        about = f"task {task['id']} of {key} is {state} with {effects} effects: {text}"
+        about = (
+            f"hub {place.number}: task {task['id']} of {key} is {state}, {effects} effects: {text}"
+        )
         wanted = {COMPLETED: (1,), FAILED: find_effects(text)}.get(state, ())
         self.outcome.check(effects in wanted, about)
-        if state != COMPLETED:
+        if state != COMPLETED and place.number == 0:
             self.outcome.count(f"tasks that ended as {state}")
 
     def repeat(self) -> None:
@@ -383,11 +384,13 @@ class Approvals(Client):
                 self.outcome.check(
                     effects[key] == 1, f"approval {id} of {key}: made, {effects[key]} effects"
                 )
-            elif place.number == 0 and outcome:
+            elif outcome:
                 self.outcome.check(
-                    outcome == "interrupted", f"approval {id} of {key} ended as {outcome}"
+                    outcome == "interrupted",
+                    f"hub {place.number}: approval {id} of {key} ended as {outcome}",
                 )
-                self.outcome.count(f"approved calls that ended as {outcome}")
+                if place.number == 0:
+                    self.outcome.count(f"approved calls that ended as {outcome}")
 
         _at_every_hub(self.rig, self.requested, check)
         self.outcome.count("approvals requested", len(self.requested))

@@ -15,7 +15,15 @@ from typing import Any
 import psycopg
 import pytest
 from faults.chaos import DECK, plan_faults
-from faults.chaos_loads import Runs, find_effects, judge_schedules, list_gaps, list_repeated
+from faults.chaos_loads import (
+    Approvals,
+    Messages,
+    Runs,
+    find_effects,
+    judge_schedules,
+    list_gaps,
+    list_repeated,
+)
 from faults.chaos_rig import TICKS, ChaosRig
 from faults.harness import Outcome
 from faults.hub_logs import judge_logs
@@ -125,6 +133,41 @@ def judge_lines(*parts: str) -> list[str]:
         hub.log += part
     judge_logs(rig)
     return rig.outcome.failures
+
+
+class RigOfEnds(ChaosRig):
+    """The second hub has other ends of a task and an approved call than the first one."""
+
+    ends = ("completed", "interrupted")
+
+    def post(self, place: Any, path: str, body: Any, *more: Any, **named: Any) -> Any:
+        state = f"TASK_STATE_{self.ends[place.number].upper()}"
+        return SimpleNamespace(json=lambda: {"result": {"id": "t", "status": {"state": state}}})
+
+    def get(self, place: Any, path: str, *more: Any, **named: Any) -> Any:
+        outcome = self.ends[place.number]
+        return SimpleNamespace(json=lambda: {"state": "approved", "outcome": outcome})
+
+
+@pytest.mark.parametrize(
+    ("ends", "wrong"),
+    [
+        (("completed", "completed"), []),
+        (("completed", "rejected"), ["approval", "task"]),
+        (("rejected", "completed"), ["approval", "task"]),
+    ],
+)
+def test_end_that_one_hub_has_alone_is_found(ends: tuple[str, str], wrong: list[str]) -> None:
+    none: Any = None
+    places: Any = [LoggedHub(0), LoggedHub(1)]
+    rig = RigOfEnds(Path(), places, none, "", none, none, none, none, None, Outcome())
+    rig.ends = ends
+    messages, approvals = Messages(rig, 0, 1), Approvals(rig, 1, 1)
+    messages.tasks["k"] = "t"
+    approvals.requested["a"] = "k"
+    for load in (messages, approvals):
+        load.judge(Counter({"k": 1}))
+    assert sorted(text.split()[2] for text in rig.outcome.failures) == wrong
 
 
 class RigOfSchedules(ChaosRig):
