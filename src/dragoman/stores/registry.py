@@ -69,7 +69,7 @@ class RegistryStore(LoopStore):
         self._seals = find_seals(place)
 
     def list_agents(self) -> list[dict[str, Any]]:
-        """In the order of their slugs."""
+        """In the order of their orgs and slugs."""
         return list(self.iterate_agents())
 
     def iterate_agents(self) -> Iterator[dict[str, Any]]:
