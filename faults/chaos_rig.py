@@ -12,7 +12,6 @@ import tempfile
 import threading
 import time
 import traceback
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -163,8 +162,8 @@ class ChaosRig:
     over: threading.Event = field(default_factory=threading.Event)
     settled_by: float = 0.0
     """When all that was begun must have ended."""
-    decided: Counter[str] = field(default_factory=Counter)
-    """The steps of each run that a person has skipped."""
+    decided: set[tuple[str, str]] = field(default_factory=set)
+    """The steps that a person has skipped, each with the id of its run."""
     log_marks: list[tuple[int, list[int]]] = field(default_factory=list)
     """How many faults began at a time, and how much each hub had logged by then."""
 
@@ -197,10 +196,15 @@ class ChaosRig:
         figures["longest start, s"] = round(took, 1)
 
     def end_hub(self, place: Place, *, gently: bool) -> None:
-        """By SIGTERM or SIGKILL; what the hub leaves behind is judged at the end."""
+        """By SIGTERM or SIGKILL; what the hub leaves behind is judged at the end. A hub that has
+        ended by itself is a failure."""
         hub = place.hub
         if hub is None:
             return
+        if (code := hub.process.poll()) is not None:
+            log = hub.log()[-2_000:]
+            self.outcome.fail(f"hub {place.number} ended by itself with {code}: {log}")
+            self.outcome.count("hubs that ended by themselves")
         if gently:
             hub.stop()
             for problem in hub.problems:

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
 import pytest
 from faults.chaos import DECK, plan_faults
-from faults.chaos_loads import find_effects, list_gaps, list_repeated
-from faults.chaos_rig import ChaosRig
+from faults.chaos_loads import (
+    Approvals,
+    Messages,
+    Runs,
+    find_effects,
+    judge_schedules,
+    list_gaps,
+    list_repeated,
+)
+from faults.chaos_rig import TICKS, ChaosRig
 from faults.harness import Outcome
 from faults.hub_logs import judge_logs
 from faults.ledger import count_effects, note
@@ -62,6 +74,35 @@ def test_failed_task_is_excused_by_a_stop_of_its_hub_alone(
     assert find_effects(why) == effects
 
 
+class RigOfOneRun(ChaosRig):
+    """Its run has two steps that need a decision, of which the answers are lost."""
+
+    def get(self, place: Any, path: str, seconds: float = 0.0) -> Any:
+        waiting = [{"path": step, "state": "needs_decision"} for step in "ab"]
+        run = {"id": "r", "state": "completed"}
+        body = {"runs": [run], "run": run, "steps": waiting}
+        return SimpleNamespace(json=lambda: body)
+
+    def post(self, place: Any, path: str, body: Any, *more: Any, **named: Any) -> Any:
+        raise OSError("the answer was lost")
+
+
+@pytest.mark.parametrize(
+    ("made", "wrong"), [("bc", []), ("abc", []), ("b", ["c"]), ("abbc", ["b"]), ("ac", ["b"])]
+)
+def test_step_that_was_not_skipped_has_its_effect(made: str, wrong: list[str]) -> None:
+    none: Any = None
+    place: Any = LoggedHub(0)
+    rig = RigOfOneRun(Path(), [place], none, "", none, none, none, none, None, Outcome())
+    runs = Runs(rig, 0, 1)
+    runs.started.append("r")
+    for _ in range(2):
+        with pytest.raises(OSError, match="lost"):
+            runs.decide()
+    runs.judge(Counter(f"run r {step}" for step in made))
+    assert [text.split("step ")[1][0] for text in rig.outcome.failures] == wrong
+
+
 def test_gap_between_times_of_a_schedule_is_found() -> None:
     assert list_gaps([120.0, 0.0, 60.1], 60.0) == []
     assert list_gaps([0.0, 60.0, 180.0], 60.0) == [120.0]
@@ -76,7 +117,7 @@ class LoggedHub:
         return self.log
 
 
-def build_rig(*hubs: LoggedHub) -> ChaosRig:
+def build_rig(*hubs: Any) -> ChaosRig:
     """A rig of hubs that only log."""
     none: Any = None
     places: Any = list(hubs)
@@ -94,12 +135,105 @@ def judge_lines(*parts: str) -> list[str]:
     return rig.outcome.failures
 
 
+class RigOfEnds(ChaosRig):
+    """The second hub has other ends of a task and an approved call than the first one."""
+
+    ends = ("completed", "interrupted")
+
+    def post(self, place: Any, path: str, body: Any, *more: Any, **named: Any) -> Any:
+        state = f"TASK_STATE_{self.ends[place.number].upper()}"
+        return SimpleNamespace(json=lambda: {"result": {"id": "t", "status": {"state": state}}})
+
+    def get(self, place: Any, path: str, *more: Any, **named: Any) -> Any:
+        outcome = self.ends[place.number]
+        return SimpleNamespace(json=lambda: {"state": "approved", "outcome": outcome})
+
+
+@pytest.mark.parametrize(
+    ("ends", "wrong"),
+    [
+        (("completed", "completed"), []),
+        (("completed", "rejected"), ["approval", "task"]),
+        (("rejected", "completed"), ["approval", "task"]),
+    ],
+)
+def test_end_that_one_hub_has_alone_is_found(ends: tuple[str, str], wrong: list[str]) -> None:
+    none: Any = None
+    places: Any = [LoggedHub(0), LoggedHub(1)]
+    rig = RigOfEnds(Path(), places, none, "", none, none, none, none, None, Outcome())
+    rig.ends = ends
+    messages, approvals = Messages(rig, 0, 1), Approvals(rig, 1, 1)
+    messages.tasks["k"] = "t"
+    approvals.requested["a"] = "k"
+    for load in (messages, approvals):
+        load.judge(Counter({"k": 1}))
+    assert sorted(text.split()[2] for text in rig.outcome.failures) == wrong
+
+
+class RigOfSchedules(ChaosRig):
+    """Its schedules of workflows have runs for these seconds, in pages of two."""
+
+    seconds: list[int]
+
+    def get(self, place: Any, path: str, *more: Any, **named: Any) -> Any:
+        at = int(path.partition("cursor=")[2] or 0)
+        texts = [datetime.fromtimestamp(one, UTC).isoformat() for one in self.seconds[at : at + 2]]
+        runs = [{"id": text, "state": "completed", "trigger": {"at": text}} for text in texts]
+        body = {"runs": runs, "nextCursor": str(at + 2) if self.seconds[at + 2 :] else None}
+        return SimpleNamespace(json=lambda: body)
+
+
+@pytest.mark.parametrize(
+    ("workflows", "agents", "lost", "wrong"),
+    [
+        pytest.param(range(650, 50, -60), range(60, 660, 60), 0, set(), id="all"),
+        pytest.param(range(650, 50, -60), range(60, 660, 60), 1, {"run"}, id="no effect"),
+        pytest.param(range(350, 50, -60), range(60, 660, 60), 0, {"tick"}, id="workflows stop"),
+        pytest.param(range(650, 350, -60), range(60, 660, 60), 0, {"tick"}, id="late workflows"),
+        pytest.param((), range(60, 660, 60), 0, {"tick"}, id="no workflow"),
+        pytest.param(range(650, 50, -60), range(60, 360, 60), 0, {"schedule"}, id="agents stop"),
+        pytest.param(range(650, 50, -60), range(360, 660, 60), 0, {"schedule"}, id="late agents"),
+    ],
+)
+def test_schedule_without_a_run_or_a_run_without_an_effect_is_found(
+    tmp_path: Path, workflows: Sequence[int], agents: Sequence[int], lost: int, wrong: set[str]
+) -> None:
+    none: Any = None
+    place: Any = LoggedHub(0)
+    rig = RigOfSchedules(tmp_path, [place], none, "", none, none, none, none, None, Outcome())
+    rig.seconds = list(workflows)
+    noted = [(at, f"schedule clock{number}") for number in range(TICKS) for at in agents]
+    noted += [(at, f"run {datetime.fromtimestamp(at, UTC).isoformat()} a") for at in workflows]
+    del noted[len(noted) - lost :]
+    lines = [json.dumps({"at": at, "event": "begun", "key": key}) for at, key in noted]
+    (tmp_path / "ledger").write_text("\n".join(lines))
+    judge_schedules(rig, 60.0, 660.0)
+    assert {re.split(r"\W|\d", text)[0] for text in rig.outcome.failures} == wrong
+
+
 def test_complaint_is_allowed_twice_from_one_fault_to_the_next() -> None:
     line = "2026-11-18 WARNING the database is away: no answer within {} s\n"
     assert not judge_lines(line.format(1) + line.format(2), line.format(3))
     (failure,) = judge_lines(line.format(1), line.format(2) * 3, "")
     assert "3 times after 1 faults" in failure
     assert any("traceback" in one for one in judge_lines("Traceback (most recent call last):\n"))
+
+
+@pytest.mark.parametrize("code", [None, 0, 1])
+@pytest.mark.parametrize("gently", [False, True])
+def test_hub_that_has_ended_before_it_is_ended_is_reported(code: int | None, gently: bool) -> None:
+    hub: Any = SimpleNamespace(
+        process=SimpleNamespace(poll=lambda: code),
+        problems=[],
+        log=lambda: "its log",
+        stop=lambda: 0,
+        kill=lambda: None,
+        finish=list,
+    )
+    place: Any = SimpleNamespace(number=1, hub=hub, logs=[])
+    rig = build_rig(place)
+    rig.end_hub(place, gently=gently)
+    assert len(rig.outcome.failures) == (code is not None) and place.logs == ["its log"]
 
 
 def test_thread_that_ends_by_an_error_fails_the_experiment() -> None:

@@ -387,6 +387,24 @@ def test_schedules_that_ran_once_and_are_shown_do_not_count(store_place: StorePl
             store.add(build_schedule("d"))
 
 
+async def test_runs_that_wait_for_others_count_as_schedules(tmp_path: Path) -> None:
+    """Else an agent could have any number of them, all of which are due again after a stop."""
+    fired = Fired()
+    fired.go.clear()
+    with closing(DatabaseSchedules(tmp_path, ScheduleLimits(of_agent=2))) as store:
+        runner = ScheduleRunner(store, fired, SchedulingLimits(at_once=1), Clock())
+        for id in "ab":
+            store.add(build_schedule(id, once=True))
+            runner.take_turn()
+        await settle()
+        with pytest.raises(Overloaded):
+            store.add(build_schedule("c", once=True))
+        fired.go.set()
+        await wait_for(fired.done)
+        store.add(build_schedule("c", once=True))
+        await runner.close()
+
+
 @pytest.mark.parametrize("once", [False, True])
 async def test_end_of_a_run_is_recorded_when_the_store_is_back(tmp_path: Path, once: bool) -> None:
     fired = Fired()

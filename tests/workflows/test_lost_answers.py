@@ -265,9 +265,12 @@ async def test_an_occurrence_whose_start_fails_is_counted_as_it_is_stored(
 
     monkeypatch.setattr(store, "add", fail)
     monkeypatch.setattr(runner, "count", note)
-    request = RunStart(principal=OWNER, door="api", id="a" * 24, is_occurrence=True)
+    request = RunStart(
+        principal=OWNER, door="api", id="a" * 24, is_occurrence=True, inputs={"x": "large"}
+    )
     with pytest.raises(StorageFailed):
         await rig.service.start("inner", request)
+    assert [dict(run.inputs) for run in rig.service._doubtful.values()] == [{}]
     runner.fill()
     async with asyncio.timeout(SECONDS):
         while len(counts) < 2 or rig.service._doubtful:

@@ -211,9 +211,9 @@ class RunStore(Protocol):
         """Stores a new run with the source of its definition. A run whose id exists stays."""
 
     async def drop(self, run: Run, hubs: Collection[str] = ()) -> None:
-        """Deletes a run that `add` may have stored although it failed, unless it has begun or is
-        neither this hub's nor that of one of `hubs`, of which an empty one is none. Waits for an
-        `add` that a server is still executing."""
+        """Deletes a run that a failed `add` may have stored. A run that has begun stays, as does
+        one of another hub, except for those of `hubs`; an empty id there means a run that no hub
+        works on. Waits for an `add` that a server is still executing."""
 
     async def save(
         self,

@@ -30,8 +30,9 @@ class DatabaseSchedules(LoopStore):
         self._limits = limits or ScheduleLimits()
 
     def add(self, schedule: Schedule) -> None:
-        # One that runs once and has begun to is kept only to be shown.
-        count = "SELECT count(*) FROM schedules WHERE NOT (once <> 0 AND runs > 0)"
+        # One that runs once is kept only to be shown after its run, which may wait for others.
+        is_shown = "once <> 0 AND runs > 0 AND outcome <> 'running'"
+        count = f"SELECT count(*) FROM schedules WHERE NOT ({is_shown})"
         own = self._read(f"{count} AND org = ? AND owner = ?", (schedule.org, schedule.owner))
         if own[0][0] >= self._limits.of_agent:
             raise Overloaded(f"you have {own[0][0]} schedules, which are all that you may have")

@@ -228,7 +228,7 @@ class RunService:
             is_first = await self._store_new(run, workflow.source, withheld.hubs)
         except BaseException:
             if request.is_occurrence:
-                self._release(run)
+                self._release(withheld.run)
             else:
                 self._refuse(withheld)
             raise
@@ -254,7 +254,8 @@ class RunService:
 
     def _release(self, run: Run) -> None:
         """Lets an occurrence whose start has failed be executed if the store has it. Where the
-        counts are not read again, it counts as unfinished until that is known."""
+        counts are not read again, it counts as unfinished until that is known. `run` has no
+        inputs."""
         del self._runner.withheld[run.id]
         if self._store.is_shared:
             self._runner.count(run, -1)
