@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.terminal import Terminal
-from tests.cli.test_hello_example import typed_and_seen
+from tests.cli.test_hello_example import build_pattern, typed_and_seen
 
 ROOT = Path(__file__).parent.parent.parent
 AGENTS = ROOT / "examples" / "agents"
@@ -28,6 +28,6 @@ def test_readme_commands_print_what_it_shows(terminal: Terminal) -> None:
             assert line.startswith((". .venv", "export DRAGOMAN_HOME=", "mkdir ")), line
             continue
         done = terminal.run(*line.split()[1:], cwd=ROOT)
-        pattern = re.escape(seen).replace("…", ".+")
+        pattern = build_pattern(seen)
         assert re.fullmatch(pattern, done.out + done.err, re.DOTALL), (line, done)
     assert terminal.run("status").code == 3

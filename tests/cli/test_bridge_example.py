@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.terminal import DRAGOMAN, WAIT_SECONDS, Terminal
-from tests.cli.test_hello_example import typed_and_seen
+from tests.cli.test_hello_example import build_pattern, typed_and_seen
 
 ROOT = Path(__file__).parent.parent.parent
 BRIDGE = ROOT / "examples" / "bridge"
@@ -83,7 +83,7 @@ def test_readme_commands_print_what_it_shows(terminal: Terminal) -> None:
                 line.startswith("curl ") and not shutil.which("curl")
             ):
                 continue
-            pattern = re.escape(seen).replace("…", ".+")
+            pattern = build_pattern(seen)
             until = time.monotonic() + WAIT_SECONDS
             shown = typed(line, env)
             while line.startswith(TAKEN_UP_SOON) and not re.fullmatch(pattern, shown):

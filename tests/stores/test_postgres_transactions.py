@@ -166,6 +166,21 @@ def test_a_connection_that_cannot_leave_a_pipeline_is_not_used_again(
     assert [key for key, _ in read(apples, "apples") if key != 2] == [1, 3]
 
 
+def test_the_driver_logs_nothing_about_errors_that_are_raised(
+    server: PostgresServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    apples = server.open(APPLES)
+    add(apples, "apples", 1, "before")
+    connection = find_lane(apples)._connection
+    assert connection is not None
+    with pytest.raises(psycopg.errors.DivisionByZero), connection.pipeline():
+        first = connection.execute("SELECT 1 / 0")
+        connection.execute("SELECT 2")
+        first.fetchone()
+    assert not caplog.records
+    assert apples.db.execute("SELECT 1").fetchone() == (1,)
+
+
 def test_the_script_that_begins_a_transaction_is_never_prepared(server: PostgresServer) -> None:
     apples = server.open(APPLES)
     add(apples, "apples", 1, "before")

@@ -8,6 +8,7 @@ its own timeouts do not help. A connection whose deadline has passed is closed. 
 from __future__ import annotations
 
 import asyncio
+import logging
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
     Connection = psycopg.Connection[tuple[Any, ...]]
     AsyncConnection = psycopg.AsyncConnection[tuple[Any, ...]]
+
+logging.getLogger("psycopg").setLevel(logging.ERROR)
+"""The driver warns of each error that it drops behind another one; that one is raised."""
 
 NAMESPACE = "dragoman"
 CONNECT_SECONDS = 1.0
