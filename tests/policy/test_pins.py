@@ -500,6 +500,24 @@ def test_diff_is_readable_and_terminal_safe(board: Board) -> None:
     )
 
 
+@settings(max_examples=200, deadline=None)
+@given(*[some.lists(some.sampled_from([*"ab\n", "a" * 90, " x"]), max_size=12)] * 3)
+def test_shortened_diff_contains_all_that_differs(
+    begin: list[str], old: list[str], new: list[str]
+) -> None:
+    start, end = "".join(begin).replace("\n", ""), "c" * 100
+    lines = {"".join(old).replace("\n", "") + "<", ">" + "".join(new).replace("\n", "")}
+    before, after = (start + line + end for line in sorted(lines))
+    text = render_diff({"description": before}, {"description": after})
+    shown = [line[4:].strip("…") for line in text.split("\n") if line[:4] in ("  - ", "  + ")]
+    assert len(shown) == 2 and shown[0] in before and shown[1] in after
+    # Put back what both have in common, and each is whole.
+    head = before[: before.index(shown[0])]
+    assert before.startswith(head) and after.startswith(head)
+    assert after[len(head) :].startswith(shown[1])
+    assert before[len(head) + len(shown[0]) :] == after[len(head) + len(shown[1]) :]
+
+
 def test_diff_output_is_bounded() -> None:
     old = {"description": "\n".join(f"line {n}" for n in range(5_000)), "title": "a" * 10}
     new = {"description": old["description"].replace("9", "8"), "title": "b" * 1_000_000}
