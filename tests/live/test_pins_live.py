@@ -267,8 +267,7 @@ def test_server_that_lists_a_set_has_the_same_definitions_at_each_start(
 def test_order_that_differs_between_starts_is_offered_as_approved(
     hub: Callable[..., RunningHub],
 ) -> None:
-    keys = {"env": ["PYTHONHASHSEED"]}
-    entries = [server_entry("sets", "stdio", sys.executable, SETS, **keys)]
+    entries = [server_entry("sets", "stdio", sys.executable, SETS, env=["PYTHONHASHSEED"])]
     running = hub(servers=entries, env={"PYTHONHASHSEED": "1"})
     running.wait_connected("sets")
     approved, home = show_default(running), running.home

@@ -245,6 +245,33 @@ def test_a_definition_that_alternates_is_named_once(
     board.store.close()
 
 
+@pytest.mark.parametrize(
+    ("name", "old", "new", "is_minor"),
+    [
+        ("default", "{'a', 'b'}", "{'b', 'a'}", True),
+        ("default", '["a","b"]', '["b","a"]', True),
+        ("default", "a|b", "b|a", True),
+        ("default", [1, 2], [2, 1], True),
+        ("default", [1, 2], [2, 2], False),
+        ("default", "a b", "b a", False),
+        ("default", "a,b", ["b", "a"], False),
+        ("examples", ["a,b", "c"], ["c", "b,a"], True),
+        ("examples", ["a,b", "c"], ["c", "b,d"], False),
+        ("const", "a,b", "b,a", False),
+        ("pattern", "a|b|c", "b|a|c", False),
+        ("$comment", "a, b, c", "b, a, c", False),
+        ("description", "One of: {'a', 'b', 'c'}.", "One of: {'c', 'a', 'b'}.", True),
+        ("description", "From a, b", "From b, a", False),
+        ("enum", ["a,b"], ["b,a"], False),
+    ],
+)
+def test_which_orders_are_minor(name: str, old: Any, new: Any, is_minor: bool) -> None:
+    before, after = (at(ISSUE, f"{P} fields", {name: value}) for value in (old, new))
+    found = find_minor_changes("tool", before, after)
+    assert (found is not None) == is_minor
+    assert found is None or found.definition == before
+
+
 def test_equal_minor_changes_are_one_line(board: Board, caplog: pytest.LogCaptureFixture) -> None:
     ids = [f"t{number}" for number in range(20)]
     board.held(*(tool(READ, id) for id in ids))
@@ -270,7 +297,7 @@ def test_a_rejected_minor_change_is_quarantined(board: Board) -> None:
 
 
 def test_minor_changes_of_a_prompt(board: Board) -> None:
-    prompt = {
+    prompt: dict[str, Any] = {
         "name": "ask", "title": "Ask", "description": "Asks.",
         "arguments": [{"name": "a", "required": True}, {"name": "b", "title": "B"}, {"name": "c"}],
     }  # fmt: skip
@@ -281,7 +308,7 @@ def test_minor_changes_of_a_prompt(board: Board) -> None:
     shown = offer(board, at(prompt, "arguments 1", GONE), kind=PROMPT)
     assert shown is not None
     assert shown.definition["arguments"] == [prompt["arguments"][0], prompt["arguments"][2]]
-    for path, new in (
+    changes: tuple[tuple[str, Any], ...] = (
         ("arguments 0", GONE),
         ("arguments 0 required", False),
         ("arguments 1 required", True),
@@ -289,7 +316,8 @@ def test_minor_changes_of_a_prompt(board: Board) -> None:
         ("arguments", back),
         ("arguments", lambda old: [*old, {"name": "d"}]),
         ("arguments", lambda old: [*old, old[1]]),
-    ):
+    )
+    for path, new in changes:
         assert offer(board, at(prompt, path, new), kind=PROMPT) is None, (path, new)
 
 

@@ -102,7 +102,7 @@ def _shorten_pairs(lines: list[str]) -> list[str]:
     """Shortens long lines that were replaced one by one to what differs."""
     made, place = list(lines), 0
     while place < len(made):
-        ends = []
+        ends: list[int] = []
         for sign in "-+":
             end = ends[-1] if ends else place
             while end < len(made) and made[end].startswith(sign):

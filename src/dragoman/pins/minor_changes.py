@@ -324,7 +324,7 @@ def _list_strings(value: Any) -> Collection[str]:
 def _is_permuted(was: Any, now: Any) -> bool:
     """Whether two defaults have the same items in another order."""
     if isinstance(was, str) and isinstance(now, str):
-        return _is_same_series(was, now)
+        return _has_permuted_series(was, now, 2)
     return _is_permuted_list(was, now)
 
 
@@ -351,8 +351,8 @@ def _is_same_series(was: str, now: str) -> bool:
     )
 
 
-def _has_permuted_series(was: Any, now: Any) -> bool:
-    """Whether two descriptions differ only in the order within series such as `a, b, c`."""
+def _has_permuted_series(was: Any, now: Any, least: int = MIN_SERIES) -> bool:
+    """Whether two texts differ only in the order within series such as `a, b, c`."""
     if not isinstance(was, str) or not isinstance(now, str):
         return False
     was, now = " ".join(was.split()), " ".join(now.split())
@@ -364,8 +364,7 @@ def _has_permuted_series(was: Any, now: Any) -> bool:
     if _SERIES.sub("", was) != _SERIES.sub("", now):
         return False
     return all(
-        one[0] == other[0]
-        or (_is_same_series(one[0], other[0]) and len(_split(one[0])) >= MIN_SERIES)
+        one[0] == other[0] or (_is_same_series(one[0], other[0]) and len(_split(one[0])) >= least)
         for one, other in zip(before, after, strict=True)
     )
 
