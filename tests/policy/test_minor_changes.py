@@ -23,6 +23,7 @@ from tests.policy.pin_corpus import (
 )
 from tests.policy.test_pins import Board, tool
 
+from dragoman.core.errors import NotFound
 from dragoman.core.tool import PROMPT, Tool
 from dragoman.pins.minor_changes import find_minor_changes
 
@@ -240,6 +241,9 @@ def test_a_definition_that_alternates_is_named_once(
     rows = board.people.list_pins("minor")
     assert [row["name"] for row in rows] == ["files.a", "files.b", "files.c"]
     assert rows[0]["minor"] == ["order.inputSchema.properties.fields.default"]
+    offer(board, ISSUE, id="a")
+    with pytest.raises(NotFound):  # as approved: there is nothing to decide
+        board.people.approve_all("ann", "files")
     evil = at(ISSUE, "description", "evil")
     assert offer(board, evil, id="a") is None  # what is known of it excuses nothing else
     board.store.close()

@@ -223,7 +223,7 @@ def _list_pending(hub: HubClient, target: str | None) -> list[Any]:
         pin
         for state in PENDING
         for pin in hub.get(f"/api/pins?state={state}&diff=1{of}")["pins"]
-        if pin["state"] in PENDING
+        if pin["state"] in PENDING and (pin["state"] != "minor" or pin["offered"])
     ]
 
 

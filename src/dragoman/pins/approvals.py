@@ -133,7 +133,13 @@ class PinApprovals:
         Returns their names, and the skipped ones, which are no longer offered or differ from
         `digests` (by kind and name). A rejected definition is only approved by its name."""
         found = sorted(self._store.load(target), key=lambda pin: pin.name)
-        pins = [pin for pin in found if self._find_state(pin) in (HELD, NEW, MINOR)]
+        # What alternates, and is now as approved, waits for nothing.
+        pins = [
+            pin
+            for pin in found
+            if (state := self._find_state(pin)) in (HELD, NEW)
+            or (state == MINOR and self._pins.is_offered(pin))
+        ]
         if target is not None and not pins:
             raise NotFound(f'nothing of "{target[:200]}" is quarantined; see: dragoman pins list')
         taken = [
