@@ -254,9 +254,8 @@ def test_names_stay_claimed_by_a_failed_target_until_removed(hub: Any, tmp_path:
         {"_meta": {"openai/widgetDescription": EVIL}},
         {"usage": EVIL},
         {"icons": [{"src": "javascript:EVIL"}]},
-        {"annotations": {"title": EVIL}},
     ],
-    ids=["_meta", "unknown", "icons", "annotations"],
+    ids=["_meta", "unknown", "icons"],
 )
 def test_member_added_after_approval_is_hidden(rig: HubRig, more: dict[str, Any]) -> None:
     hub, server = rig.hub, rig.servers["s"]
@@ -264,6 +263,29 @@ def test_member_added_after_approval_is_hidden(rig: HubRig, more: dict[str, Any]
     until(lambda: "mcp_s_more" in names(hub) and not held(hub))
     server.offer(tool("more", **more))
     until(lambda: held(hub) == ["tool:s.more"])
+    assert "EVIL" not in rig.entry_points.look()
+    server.offer()
+    until(lambda: "mcp_s_more" not in names(hub))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"title": EVIL},
+        {"annotations": {"title": EVIL}},
+        {"inputSchema": {"type": "object", "title": EVIL}},
+    ],
+    ids=["title", "annotations", "schema"],
+)
+def test_title_added_after_approval_is_hidden_and_the_tool_offered(
+    rig: HubRig, more: dict[str, Any]
+) -> None:
+    hub, server = rig.hub, rig.servers["s"]
+    server.offer(tool("more"))
+    until(lambda: "mcp_s_more" in names(hub) and not held(hub))
+    server.offer(tool("more", **more))
+    until(lambda: [pin["name"] for pin in hub.api("/api/pins?state=minor")["pins"]] == ["s.more"])
+    assert "mcp_s_more" in names(hub) and not held(hub)
     assert "EVIL" not in rig.entry_points.look()
     server.offer()
     until(lambda: "mcp_s_more" not in names(hub))

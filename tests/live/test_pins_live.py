@@ -232,3 +232,49 @@ def test_unpinned_server_may_change_freely(hub: Callable[..., RunningHub], tmp_p
     until(lambda: "EVIL" in listed(running)[READ]["description"])
     assert listed(running)[READ]["description"].endswith("Reads a file.EVIL")  # as can be seen
     assert held(running) == []
+
+
+SETS = Path(__file__).with_name("set_order_server.py")
+SEARCH = "mcp_sets_search"
+
+
+def list_minor(hub: RunningHub) -> list[str]:
+    return [pin["name"] for pin in hub.api("/api/pins?state=minor")["pins"]]
+
+
+def show_default(hub: RunningHub) -> str:
+    found: str = listed(hub)[SEARCH]["inputSchema"]["properties"]["fields"]["default"]
+    return found
+
+
+@pytest.mark.promise("R9")
+def test_server_that_lists_a_set_has_the_same_definitions_at_each_start(
+    hub: Callable[..., RunningHub],
+) -> None:
+    running = hub(servers=[server_entry("sets", "stdio", sys.executable, SETS)])
+    home, shown = running.home, set()
+    for _ in range(4):
+        running.wait_connected("sets")
+        shown.add(show_default(running))
+        assert running.call(SEARCH, {})["result"]["content"][0]["text"] == "0"
+        assert held(running) == [] and list_minor(running) == []
+        assert running.stop() == 0
+        running = hub(home=home)
+    assert len(shown) == 1
+
+
+@pytest.mark.promise("R9")
+def test_order_that_differs_between_starts_is_offered_as_approved(
+    hub: Callable[..., RunningHub],
+) -> None:
+    entries = [server_entry("sets", "stdio", sys.executable, SETS, env=["PYTHONHASHSEED"])]
+    running = hub(servers=entries, env={"PYTHONHASHSEED": "1"})
+    running.wait_connected("sets")
+    approved, home = show_default(running), running.home
+    for seed in ("2", "3", "1"):
+        assert running.stop() == 0
+        running = hub(home=home, env={"PYTHONHASHSEED": seed})
+        running.wait_connected("sets")
+        assert running.call(SEARCH, {})["result"]["content"][0]["text"] == seed
+        assert show_default(running) == approved
+        assert held(running) == [] and list_minor(running) == ["sets.search"]

@@ -44,7 +44,7 @@ def build_catalog(board: Board) -> Catalog:
 
 
 def build_tools(title: str = "Reads") -> list[Tool]:
-    return [tool({**READ, "title": title}, f"t{number}") for number in range(COUNT)]
+    return [tool({**READ, "description": title}, f"t{number}") for number in range(COUNT)]
 
 
 class Stepper:

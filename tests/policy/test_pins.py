@@ -284,19 +284,19 @@ def test_returning_tool_must_match_its_pin(board: Board) -> None:
     assert board.held() == {}
     assert board.held(tool(READ)) == {}
     assert board.held() == {}
-    assert board.held(tool(at(READ, "title", "X"))).keys() == {"files.read_file"}
+    assert board.held(tool(at(READ, "description", "X"))).keys() == {"files.read_file"}
     # As it was approved it may come back at any time, and then nothing is held.
     assert [row["name"] for row in board.people.list_pins("held")] == ["files.read_file"]
     assert board.held(tool(READ)) == {}
     assert board.people.list_pins("held") == []
-    assert board.held(tool(at(READ, "title", "X")))
+    assert board.held(tool(at(READ, "description", "X")))
     assert board.held(tool(turned(READ))) == {}
     assert board.people.list_pins("held") == []
 
 
 def test_pins_survive_a_restart(tmp_path: Path) -> None:
     first = Board(tmp_path)
-    changed = at(READ, "title", "X")
+    changed = at(READ, "description", "X")
     first.held(tool(READ), tool(READ, "b"))
     first.held(tool(changed), tool(READ, "b"))
     first.store.close()
@@ -332,7 +332,7 @@ def test_strict_mode_hides_unapproved_definitions(board: Board) -> None:
 def test_unpinned_definitions_are_sanitized_and_not_stored(board: Board) -> None:
     board.mode = "off"
     dirty = at(READ, "description", "a\u200bb")
-    for definition in (READ, at(READ, "title", "X")):
+    for definition in (READ, at(READ, "description", "X")):
         assert board.held(tool(definition)) == {}
     (shown,), *_ = board.pins.review("files", [tool(dirty)])
     assert shown.definition["description"] == "ab"
@@ -371,7 +371,7 @@ def test_rejected_definition_stays_quarantined(board: Board) -> None:
     assert board.held(tool(READ)) == {}
     why = board.held(tool(turned(evil)))["files.read_file"]
     assert "was rejected on 2026-09-21 by ann" in why
-    assert "rejected" not in board.held(tool(at(READ, "title", "X")))["files.read_file"]
+    assert "rejected" not in board.held(tool(at(READ, "description", "X")))["files.read_file"]
     board.held(tool(evil))
     with pytest.raises(NotFound):  # not among those that wait
         board.people.approve_all("ann", "files")
@@ -387,9 +387,9 @@ def test_rejected_definition_stays_quarantined(board: Board) -> None:
 
 def test_approval_covers_only_the_reviewed_digest(board: Board) -> None:
     board.held(tool(READ))
-    board.held(tool(at(READ, "title", "harmless")))
+    board.held(tool(at(READ, "description", "harmless")))
     seen = board.people.show("files.read_file")["digest"]
-    board.held(tool(at(READ, "title", "evil")))
+    board.held(tool(at(READ, "description", "evil")))
     for code in (seen, seen[:8], "", "12345678"):
         with pytest.raises(InvalidInput, match="has changed again"):
             board.people.approve("files.read_file", "ann", code)
@@ -417,7 +417,7 @@ def test_pin_names_are_resolved_or_explained(board: Board) -> None:
         board.people.approve("prompt:files.read_file", "ann")
     with pytest.raises(InvalidInput, match="is not quarantined"):
         board.people.reject("prompt:files.read_file", "ann")
-    with pytest.raises(InvalidInput, match='"held", "new" or "all"'):
+    with pytest.raises(InvalidInput, match='"held", "new", "minor" or "all"'):
         board.people.list_pins("x")
     with pytest.raises(NotFound):
         board.people.forget("nobody", "ann")
@@ -455,7 +455,7 @@ def test_quarantined_skill_is_absent_from_its_agents_list(board: Board) -> None:
 
 def test_forgotten_definition_is_new_again(board: Board) -> None:
     board.held(tool(READ), tool(READ, "b"))
-    changed = at(READ, "title", "X")
+    changed = at(READ, "description", "X")
     board.held(tool(changed))
     assert board.people.forget("files", "ann") == ["files.b", "files.read_file"]
     assert board.changed == ["files"]
@@ -498,6 +498,24 @@ def test_diff_is_readable_and_terminal_safe(board: Board) -> None:
     assert shown["digest"] == compute_digest(evil) and shown["approved_digest"] == compute_digest(
         READ
     )
+
+
+@settings(max_examples=200, deadline=None)
+@given(*[some.lists(some.sampled_from([*"ab\n", "a" * 90, " x"]), max_size=12)] * 3)
+def test_shortened_diff_contains_all_that_differs(
+    begin: list[str], old: list[str], new: list[str]
+) -> None:
+    start, end = "".join(begin).replace("\n", ""), "c" * 100
+    lines = {"".join(old).replace("\n", "") + "<", ">" + "".join(new).replace("\n", "")}
+    before, after = (start + line + end for line in sorted(lines))
+    text = render_diff({"description": before}, {"description": after})
+    shown = [line[4:].strip("…") for line in text.split("\n") if line[:4] in ("  - ", "  + ")]
+    assert len(shown) == 2 and shown[0] in before and shown[1] in after
+    # Put back what both have in common, and each is whole.
+    head = before[: before.index(shown[0])]
+    assert before.startswith(head) and after.startswith(head)
+    assert after[len(head) :].startswith(shown[1])
+    assert before[len(head) + len(shown[0]) :] == after[len(head) + len(shown[1]) :]
 
 
 def test_diff_output_is_bounded() -> None:
@@ -572,7 +590,7 @@ def test_definition_is_hidden_if_its_pin_cannot_be_stored(
     assert '"pins.db" cannot be written' in held["files.new"]
     assert "cannot be written" in str(pins.review_card("weather", CARD, "first"))
     assert pins.review("files", [tool(READ, "new")])[1].keys() == {"files.new"}
-    changed = [tool(at(READ, "title", "X"))]
+    changed = [tool(at(READ, "description", "X"))]
     assert pins.review("files", changed)[1].keys() == {"files.read_file"}
     store.writing = True
     assert pins.review("files", [tool(READ), tool(READ, "new")])[1] == {}
@@ -586,13 +604,13 @@ def test_name_flood_does_not_evict_pins(board: Board, monkeypatch: pytest.Monkey
     board.held(tool(READ))
     held = board.held(*(tool(READ, f"junk{n}") for n in range(50)))
     assert len(held) == 31 and all("more different things" in why for why in held.values())
-    assert board.held(tool(at(READ, "title", "X"))).keys() == {"files.read_file"}
+    assert board.held(tool(at(READ, "description", "X"))).keys() == {"files.read_file"}
     assert len(board.store.load("files")) == 20
     assert board.held(tool(READ), tool(READ, "junk0")) == {}
     monkeypatch.setattr(review, "MAX_PINS", 100)
     monkeypatch.setattr(review, "MAX_BYTES", 60_000)
     for n in range(60):  # what is held takes the place of what was
-        assert board.held(tool(at(READ, "title", f"X{n}")))
+        assert board.held(tool(at(READ, "description", f"X{n}")))
     assert board.held(tool(READ, "fits")) == {}
     assert board.held(tool(at(READ, "description", "x" * 60_000), "long"))
     assert board.store.load("files")[-1].name != "files.long"

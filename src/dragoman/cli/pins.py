@@ -18,13 +18,14 @@ from dragoman.cli.base.output import (
     print_json,
     print_result,
     print_table,
-    style,
 )
 from dragoman.cli.base.prompt import confirm, yes_option
 from dragoman.cli.completion import complete_quarantined, complete_targets
-from dragoman.core.safe_text import escape_controls
+from dragoman.cli.pin_diffs import print_diff, print_diffs
 
 LOOK_SECONDS = 2.0
+PENDING = ("held", "new", "minor")
+"""States that wait for a decision."""
 
 
 @click.group()
@@ -50,14 +51,15 @@ def pins() -> None:
 @click.option("--all", "everything", is_flag=True, help="Include approved definitions.")
 @common_options
 def list_pins(everything: bool, home: str | None, as_json: bool) -> None:
-    """List definitions that are quarantined (changed, not yet approved or rejected) or new.
+    """List definitions that are quarantined (changed, not yet approved or rejected), new, or
+    offered with minor changes.
 
     \b
     dragoman pins list
     dragoman pins list --all --json
     """
     with _connect(home) as hub:
-        states = ("all",) if everything else ("held", "new")
+        states = ("all",) if everything else PENDING
         found = [pin for state in states for pin in hub.get(f"/api/pins?state={state}")["pins"]]
     if as_json:
         print_json(found)
@@ -74,16 +76,22 @@ def list_pins(everything: bool, home: str | None, as_json: bool) -> None:
 def diff(name: str, home: str | None, as_json: bool) -> None:
     """Show the diff between the quarantined and the approved definition of NAME.
 
+    Of a server, show the changes of all its definitions; equal ones are shown once.
+
     \b
     dragoman pins diff files.read_file
+    dragoman pins diff files                     all of the server files
     dragoman pins diff weather                   the card of an agent
     dragoman pins diff prompt:files.read_file    if a tool has the same name
     """
     with _connect(home) as hub:
+        if _is_server(hub, name):
+            pending = _list_pending(hub, name)
+            return print_json(pending) if as_json else _print_pending(name, pending)
         found = _get_diff(hub, name)
     if as_json:
         return print_json(found)
-    _print_diff(found)
+    print_diff(found)
     if found["digest"]:
         print(
             f"\nto approve exactly this: dragoman pins approve {clean(name)} "
@@ -104,12 +112,15 @@ def approve(
 ) -> None:
     """Approve quarantined and new definitions as they are now: by NAMES, by target, or all.
 
+    The name of a server stands for all its pending definitions, such as those of a new release.
+
     The definitions are shown first, and on a terminal you are asked: a server may have changed them
     again since you reviewed them. --digest makes sure of the version without a question.
 
     \b
     dragoman pins approve files.read_file
     dragoman pins approve files.read_file --digest 3f1c9a07b2d4e811
+    dragoman pins approve files              all of the server files
     dragoman pins approve --target files
     dragoman pins approve --all
     """
@@ -121,9 +132,12 @@ def approve(
     with _connect(home) as hub:
         asks = must_confirm(options["yes"] or digest is not None, as_json)
         if names:
-            shown = [_get_diff(hub, name) for name in names]
+            servers = [name for name in names if digest is None and _is_server(hub, name)]
+            shown = [_get_diff(hub, name) for name in names if name not in servers]
             _review(shown, as_json, asks)
             done = [line for found in shown for line in _approve(hub, found, digest)]
+            for server in servers:
+                done += show_and_approve(hub, server, as_json, asks)
         else:
             done = show_and_approve(hub, target, as_json, asks)
     text = f"approved: {clean(', '.join(done))}" if done else "nothing was approved"
@@ -137,9 +151,8 @@ def must_confirm(yes: bool, as_json: bool) -> bool:
 
 def _review(pins: list[Any], quiet: bool, asks: bool) -> None:
     """Prints the definitions; with `asks`, ends the command unless the user approves them."""
-    for pin in pins if not quiet else ():
-        _print_diff(pin)
-        print()
+    if not quiet:
+        print_diffs(pins)
     if pins and asks:
         confirm("Approve this?" if len(pins) == 1 else f"Approve these {len(pins)}?")
 
@@ -149,13 +162,7 @@ def show_and_approve(hub: HubClient, target: str | None, quiet: bool, asks: bool
 
     Approves exactly the printed digests; with `asks`, only after the user agreed.
     """
-    of = f"&target={quote(target, safe='')}" if target is not None else ""
-    found = [
-        pin
-        for state in ("held", "new")
-        for pin in hub.get(f"/api/pins?state={state}&diff=1{of}")["pins"]
-        if pin["state"] in ("held", "new")
-    ]
+    found = _list_pending(hub, target)
     taken = [pin for pin in found if pin["offered"] or pin["state"] == "new"]
     _review(taken, quiet, asks)
     digests = {f"{pin['kind']}:{pin['name']}": pin["digest"] for pin in taken}
@@ -209,6 +216,31 @@ def _connect(home: str | None) -> Iterator[HubClient]:
         yield hub
 
 
+def _list_pending(hub: HubClient, target: str | None) -> list[Any]:
+    """Lists what waits for a decision, with diffs, of a target or of all if None."""
+    of = f"&target={quote(target, safe='')}" if target is not None else ""
+    return [
+        pin
+        for state in PENDING
+        for pin in hub.get(f"/api/pins?state={state}&diff=1{of}")["pins"]
+        if pin["state"] in PENDING and (pin["state"] != "minor" or pin["offered"])
+    ]
+
+
+def _is_server(hub: HubClient, name: str) -> bool:
+    """Whether it names a server, and not a definition or the card of an agent."""
+    pins = hub.get(f"/api/pins?state=all&target={quote(name, safe='')}")["pins"]
+    return bool(pins) and all(pin["name"] != name for pin in pins)
+
+
+def _print_pending(server: str, pins: list[Any]) -> None:
+    if not pins:
+        print(f"nothing of {clean(server)} is quarantined")
+        return
+    print_diffs(pins)
+    print(f"to approve all of this after a question: dragoman pins approve {clean(server)}")
+
+
 def _get_diff(hub: HubClient, name: str) -> Any:
     return hub.get(f"/api/pins/diff?name={quote(name, safe='')}")
 
@@ -220,22 +252,14 @@ def _approve(hub: HubClient, found: Any, digest: str | None) -> list[str]:
     return done
 
 
-def _print_diff(found: Any) -> None:
-    print(clean(found["summary"]))
-    if not found["diff"]:
-        return
-    print()
-    colours = {"-": "red", "+": "green", "!": "yellow"}
-    for line in str(found["diff"]).split("\n"):
-        safe = escape_controls(line)
-        sign = safe.strip()[:1]
-        indented = safe.startswith("  ")
-        print(style(safe, fg=colours[sign]) if indented and sign in colours else safe)
-
-
 def _build_row(pin: Any) -> tuple[Any, ...]:
     if pin["state"] == "new":
         words = f"added {_render_day(pin['approved_at'])}; offered, not yet reviewed"
+    elif pin["state"] == "minor":
+        words = (
+            f"minor changes {_render_day(pin['held_since'])} ({_describe_minor(pin['minor'])}); "
+            f"offered as approved {_render_day(pin['approved_at'])}"
+        )
     elif pin["rejected_by"]:
         words = f"rejected by {pin['rejected_by']}, {_render_day(pin['rejected_at'])}"
     elif pin["held_since"] and pin["approved_at"]:
@@ -246,9 +270,13 @@ def _build_row(pin: Any) -> tuple[Any, ...]:
         words = f"since {_render_day(pin['held_since'])}; never approved"
     else:
         words = f"by {pin['approved_by']}, {_render_day(pin['approved_at'])}"
-    if pin["held_since"] and not pin["offered"]:
+    if pin["held_since"] and not pin["offered"] and pin["state"] != "minor":
         words += "; not offered now"
     return pin["name"], pin["kind"], pin["target"], pin["state"], words
+
+
+def _describe_minor(changes: Any) -> str:
+    return clean(", ".join(sorted({str(one).partition(".")[0] for one in changes})))
 
 
 def _render_day(when: Any) -> str:

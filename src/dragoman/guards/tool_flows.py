@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Final, NamedTuple
 
+from dragoman.core.argument_names import COMMAND_ARGUMENTS, URL_ARGUMENTS
 from dragoman.core.kept_results import KeptResult
 from dragoman.core.structs import replace
 from dragoman.core.taint import (
@@ -39,8 +40,6 @@ DEFAULT_MODES: Mapping[tuple[str, str], str] = {
 """By label and sink; the others are observed."""
 
 _REMOTE = "its server is on another machine"
-_URLS = frozenset({"url", "urls"})
-_COMMANDS = frozenset({"command", "cmd", "commands", "shell_command", "script", "python_code"})
 _STORED_BY = (
     "path", "file_path", "filepath", "filename", "file", "paths", "files", "uri", "key",
 )  # fmt: skip
@@ -167,7 +166,7 @@ def _read_definition(tool: Tool, trusts: bool, assumes: bool) -> _Facts:
             sinks.setdefault(WRITE, "destructiveHint")
         elif assumes and not (destructive is False and trusts):
             sinks.setdefault(WRITE, "it has no readOnlyHint")
-        if _COMMANDS & members:
+        if COMMAND_ARGUMENTS & members:
             sinks.setdefault(EXEC, "it takes a command")
     return _Facts(sources, sinks, reads_only)
 
@@ -184,7 +183,7 @@ def _find_openness(
     reach = tool.target.traits.facts.reach
     if reach == NETWORK:
         return _REMOTE
-    if _URLS & members:
+    if URL_ARGUMENTS & members:
         return "it takes a URL"
     return "it has no openWorldHint" if assumes and tool.kind == TOOL and reach != ISOLATED else ""
 

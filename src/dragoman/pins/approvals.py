@@ -15,14 +15,16 @@ from dragoman.core.tool_identity import fold_id
 from dragoman.pins import review
 from dragoman.pins.diff import render_diff
 from dragoman.pins.digest import CARD, compute_digest
+from dragoman.pins.minor_changes import MinorChanges
 from dragoman.pins.review import OFF, PinReviewer
 from dragoman.wire.json import Malformed, decode_reply
 
-HELD, REJECTED, APPROVED, NEW = "held", "rejected", "approved", "new"
+HELD, REJECTED, APPROVED, NEW, MINOR = "held", "rejected", "approved", "new", "minor"
 STATES: Mapping[str, tuple[str, ...]] = {
     "held": (HELD, REJECTED),
     "new": (NEW,),
-    "all": (HELD, REJECTED, APPROVED, NEW, OFF),
+    "minor": (MINOR,),
+    "all": (HELD, REJECTED, APPROVED, NEW, MINOR, OFF),
 }
 MAX_WHOLE = 200
 """Pins that are listed with a diff."""
@@ -53,10 +55,12 @@ class PinApprovals:
     def list_pins(
         self, state: str, target: str | None = None, whole: bool = False
     ) -> list[dict[str, Any]]:
-        """`held`: quarantined or rejected pins; `new`: offered additions; `all`: every pin. With
-        `whole`, each has its digest and diff."""
+        """`held`: quarantined or rejected pins; `new`: offered additions; `minor`: offered as
+        approved, with minor changes; `all`: every pin. With `whole`, also digests and diffs."""
         if state not in STATES:
-            raise InvalidInput(f'unknown state of pins "{state[:50]}"; use "held", "new" or "all"')
+            raise InvalidInput(
+                f'unknown state of pins "{state[:50]}"; use "held", "new", "minor" or "all"'
+            )
         found = [pin for pin in self._store.load(target) if self._find_state(pin) in STATES[state]]
         found.sort(key=lambda pin: (pin.name, pin.kind))
         if not whole:
@@ -93,7 +97,7 @@ class PinApprovals:
             was, now = {}, was
         return {
             **self._render_row(pin),
-            "summary": _describe_pin(pin, self._pins.is_offered(pin)),
+            "summary": _describe_pin(pin, self._pins.is_offered(pin), self._find_minor(pin)),
             "digest": compute_digest(now) if now else None,
             "diff": render_diff(was, now) if now and whole else "",
         }
@@ -129,7 +133,13 @@ class PinApprovals:
         Returns their names, and the skipped ones, which are no longer offered or differ from
         `digests` (by kind and name). A rejected definition is only approved by its name."""
         found = sorted(self._store.load(target), key=lambda pin: pin.name)
-        pins = [pin for pin in found if self._find_state(pin) in (HELD, NEW)]
+        # What alternates, and is now as approved, waits for nothing.
+        pins = [
+            pin
+            for pin in found
+            if (state := self._find_state(pin)) in (HELD, NEW)
+            or (state == MINOR and self._pins.is_offered(pin))
+        ]
         if target is not None and not pins:
             raise NotFound(f'nothing of "{target[:200]}" is quarantined; see: dragoman pins list')
         taken = [
@@ -242,9 +252,18 @@ class PinApprovals:
             if not pin.mark or pin.held_mark:
                 return OFF
             return NEW if pin.approved_by == review.ADDITION else APPROVED
-        return REJECTED if pin.rejected_by else HELD
+        if pin.rejected_by:
+            return REJECTED
+        return MINOR if self._find_minor(pin) is not None else HELD
+
+    def _find_minor(self, pin: Pin) -> MinorChanges | None:
+        try:
+            return self._pins.find_minor(pin)
+        except Malformed:
+            return None
 
     def _render_row(self, pin: Pin) -> dict[str, Any]:
+        minor = None if pin.rejected_by else self._find_minor(pin)
         return {
             "name": pin.name,
             "kind": pin.kind,
@@ -256,6 +275,7 @@ class PinApprovals:
             "held_since": _render_time(pin.held_at),
             "rejected_at": _render_time(pin.rejected_at),
             "rejected_by": pin.rejected_by or None,
+            "minor": [".".join((one.what, *one.path)) for one in minor.changes] if minor else None,
         }
 
 
@@ -263,7 +283,7 @@ def _build_decision(pin: Pin, at: float, by: str, action: str, code: str) -> Pin
     return PinDecision(at, by, action, pin.target, pin.kind, pin.id, pin.name, code)
 
 
-def _describe_pin(pin: Pin, offered: bool) -> str:
+def _describe_pin(pin: Pin, offered: bool, minor: MinorChanges | None) -> str:
     what = f'the card of agent "{pin.target}"' if pin.kind == CARD else f'{pin.kind} "{pin.name}"'
     added = review.render_date(pin.approved_at)
     approved = f"{added} by {pin.approved_by}"
@@ -273,6 +293,11 @@ def _describe_pin(pin: Pin, offered: bool) -> str:
         return f"{what} is as approved on {approved}"
     held = review.render_date(pin.held_at)
     now = "is offered now" if offered else "was offered then and is not offered now"
+    if minor is not None:
+        return (
+            f"{what} has minor changes since {held} ({minor.describe()}) and is offered as "
+            f"approved; - was approved on {approved}, + {now}"
+        )
     if not pin.mark:
         return f"{what} has been quarantined since {held} and was never approved; it {now}"
     return f"{what} has been quarantined since {held}; - was approved on {approved}, + {now}"

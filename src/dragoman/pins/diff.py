@@ -21,6 +21,10 @@ MAX_CHANGES = 300
 MAX_LINES = 400
 """Longer texts are rendered one after the other."""
 MAX_STRANGE = 8
+LONG_LINE = 160
+"""Characters from which only the part of a line that differs is rendered, with its context."""
+CONTEXT = 60
+"""Characters rendered before and after that part."""
 
 
 class DefinitionChange(NamedTuple):
@@ -86,11 +90,54 @@ def _render_text_change(old: list[str], new: list[str]) -> list[str]:
     if max(len(old), len(new)) > MAX_LINES:
         return _render_value("-", "\n".join(old)) + _render_value("+", "\n".join(new))
     found: list[str] = []
-    for line in list(difflib.unified_diff(old, new, n=1, lineterm=""))[2:]:
+    lines = list(difflib.unified_diff(old, new, n=1, lineterm=""))[2:]
+    for line in _shorten_pairs(lines):
         found += ["  …"] if line.startswith("@@") and found else []
         if not line.startswith("@@"):
             found.append(f"{line[0]} {_cut(escape_hidden(line[1:]))}")
     return found
+
+
+def _shorten_pairs(lines: list[str]) -> list[str]:
+    """Shortens long lines that were replaced one by one to what differs."""
+    made, place = list(lines), 0
+    while place < len(made):
+        ends: list[int] = []
+        for sign in "-+":
+            end = ends[-1] if ends else place
+            while end < len(made) and made[end].startswith(sign):
+                end += 1
+            ends.append(end)
+        removed, added = range(place, ends[0]), range(ends[0], ends[1])
+        if len(removed) == len(added):
+            for one, other in zip(removed, added, strict=True):
+                before, after = _shorten_pair(made[one][1:], made[other][1:])
+                made[one], made[other] = f"-{before}", f"+{after}"
+        place = max(ends[1], place + 1)
+    return made
+
+
+def _shorten_pair(old: str, new: str) -> tuple[str, str]:
+    """Leaves out what both lines begin and end with, except for some context. What differs is
+    always rendered."""
+    if max(len(old), len(new)) < LONG_LINE:
+        return old, new
+    begin = _count_equal(old, new)
+    most = min(len(old), len(new)) - begin
+    end = min(most, _count_equal(old[::-1], new[::-1]))
+    first = max(0, begin - CONTEXT)
+    last = max(0, end - CONTEXT)
+    start, stop = "…" * bool(first), "…" * bool(last)
+    return (
+        f"{start}{old[first : len(old) - last]}{stop}",
+        f"{start}{new[first : len(new) - last]}{stop}",
+    )
+
+
+def _count_equal(one: str, other: str) -> int:
+    """Counts the characters that both begin with."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _render_list_change(old: list[Any], new: list[Any]) -> list[str]:

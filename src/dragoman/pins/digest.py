@@ -52,7 +52,9 @@ _SETS = frozenset({
 })  # fmt: skip
 _SETS_WITHIN = frozenset(("security", "securityRequirements", "dependentRequired"))
 """Inside these every list is a set, at any depth."""
-_NAMED = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))
+NAMED_SCHEMAS = frozenset(
+    ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+)
 """Inside these keys are names without a meaning of their own."""
 
 
@@ -139,7 +141,7 @@ def normalize(value: Any, key: str = "") -> Any:
     if isinstance(value, str):
         return " ".join(value.split()) if key in _TEXTS else value
     if isinstance(value, Mapping):
-        if key in _NAMED:
+        if key in NAMED_SCHEMAS:
             return {name: normalize(value[name]) for name in sorted(value)}
         within = key if key in _SETS_WITHIN else ""
         return {name: normalize(value[name], within or name) for name in sorted(value)}

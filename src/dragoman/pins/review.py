@@ -37,6 +37,8 @@ from dragoman.pins.digest import (
     select_pinned_of_card,
 )
 from dragoman.pins.lookalikes import build_skeletons
+from dragoman.pins.minor_changes import KINDS as MINOR_KINDS
+from dragoman.pins.minor_changes import ORDER, MinorChanges, find_minor_changes
 from dragoman.pins.sanitize import (
     EXACT,
     MAX_DESCRIPTION,
@@ -175,6 +177,10 @@ class PinVerdict(NamedTuple):
     change: PinChange | None = None
     new: bool = False
     """Whether it is seen for the first time; it is offered only once that is stored."""
+    minor: MinorChanges | None = None
+    """What is offered of a definition that has only minor changes."""
+    is_news: bool = True
+    """Whether minor changes are other ones than the last time."""
 
 
 class PinReviewer:
@@ -326,6 +332,11 @@ class PinReviewer:
                         return
                     tool = self._restore_approved(tool, now)
                     data = encode(tool.definition)
+                elif judged.minor is not None:
+                    review.waiting[key] = mark
+                    review.minor[tool.name] = judged.minor if judged.is_news else None
+                    tool = _offer_approved(tool, judged.minor.definition)
+                    data = encode(tool.definition)
                 elif judged.new:
                     review.new.add(tool.name)
         if kind in ADDRESSED:
@@ -389,7 +400,9 @@ class PinReviewer:
         return judged.why
 
     def _report(self, review: _Review) -> None:
-        held = [one.pin.name for one in review.changes if one.held is not None]
+        stored = [one.pin.name for one in review.changes if one.held is not None]
+        held = [name for name in stored if name not in review.minor]
+        _log_minor_changes(review)
         added = [one.pin.name for one in review.changes if one.pin.approved_by == ADDITION]
         for name in held[:MAX_SAID]:
             log.warning('"%s": %s', review.target, review.why[name])
@@ -422,16 +435,21 @@ class PinReviewer:
     ) -> PinVerdict:
         pinned = seen.pinned(SCHEME)
         body = encode(pinned)
-        named = EXACT if seen.kind in (TOOL, PROMPT) else SHOWN
-        # Hidden characters remain in values that must stay.
-        secretive = has_hidden(body) and has_hidden(encode(clean_value(pinned, named)))
+        secretive = _has_secrets(seen.kind, body)
         lookalike = ""
         if seen.added and not (pin and pin.mark):
             lookalike = known.find_lookalike(*seen.key, seen.spelling)
         if pin is not None and pin.mark:
             if pin.held_mark == seen.mark and pin.scheme == SCHEME:
+                minor = None if secretive else self._find_minor(pin, mode, pinned)
+                if minor is not None:
+                    return PinVerdict(None, minor=minor, is_news=False)
                 return PinVerdict(explain_hold(pin, secretive))
             if pin.mark == seen.mark or self._is_same(pin, 0, seen):
+                if (known_minor := self.find_minor(pin)) and known_minor.is_order_only:
+                    # It alternates: what is remembered of that is not reported again.
+                    same = structs.replace(pin, name=seen.name, mark=seen.mark)
+                    return PinVerdict(None, PinChange(same) if same != pin else None)
                 same = _release(pin, name=seen.name, mark=seen.mark)
                 if pin.scheme == SCHEME:
                     return PinVerdict(None, PinChange(same))
@@ -454,8 +472,30 @@ class PinReviewer:
         held, stored = self._hold(known, pin or seen.build_pin(), seen, pinned, body)
         if held is None:
             return PinVerdict(_explain_no_room(seen))
-        why = explain_hold(held, secretive, lookalike)
-        return PinVerdict(why, PinChange(held, held=stored) if held is not pin else None)
+        change = PinChange(held, held=stored) if held is not pin else None
+        minor = None if secretive else self._find_minor(held, mode, pinned)
+        if minor is not None:
+            before = self.find_minor(pin) if pin is not None else None
+            return PinVerdict(None, change, minor=minor, is_news=not _is_like(before, minor))
+        return PinVerdict(explain_hold(held, secretive, lookalike), change)
+
+    def find_minor(self, pin: Pin) -> MinorChanges | None:
+        """Returns the changes of a quarantined definition if all are minor, so that it is offered
+        as it was approved."""
+        if not pin.held_mark or pin.kind not in MINOR_KINDS:
+            return None
+        body = self.store.load_bodies(pin)[1]
+        if not body or _has_secrets(pin.kind, body):
+            return None
+        return self._find_minor(pin, self.mode_of(pin.target), decode_reply(body))
+
+    def _find_minor(self, pin: Pin, mode: str, offered: Mapping[str, Any]) -> MinorChanges | None:
+        if mode != FIRST or not pin.mark or pin.rejected_by or pin.scheme != SCHEME:
+            return None
+        if pin.kind not in MINOR_KINDS:
+            return None
+        body = self.store.load_bodies(pin)[0]
+        return find_minor_changes(pin.kind, decode_reply(body), offered) if body else None
 
     def _hold(
         self,
@@ -555,6 +595,19 @@ class PinReviewer:
         return None
 
 
+def _has_secrets(kind: str, body: bytes) -> bool:
+    """Whether a definition has hidden characters in values that cannot be sanitised."""
+    named = EXACT if kind in (TOOL, PROMPT) else SHOWN
+    return has_hidden(body) and has_hidden(encode(clean_value(decode_reply(body), named)))
+
+
+def _is_like(before: MinorChanges | None, now: MinorChanges) -> bool:
+    """Whether the same was reported before: in which places an order differs is chance."""
+    if before is None:
+        return False
+    return before.changes == now.changes or (before.is_order_only and now.is_order_only)
+
+
 def _release(pin: Pin, **more: Any) -> Pin:
     return structs.replace(
         pin, held_mark=b"", held_at=0.0, held_size=0, rejected_at=0.0, rejected_by="", **more
@@ -608,6 +661,25 @@ def explain_hold(pin: Pin, secretive: bool = False, lookalike: str = "") -> str:
     )
 
 
+def _log_minor_changes(review: _Review) -> None:
+    """Logs one line for equal changes of many definitions."""
+    groups: dict[str, list[str]] = {}
+    for name, minor in review.minor.items():
+        if minor is not None:
+            what = ORDER if minor.is_order_only else minor.describe()
+            groups.setdefault(what, []).append(name)
+    for what, names in list(groups.items())[:MAX_SAID]:
+        if what == ORDER:
+            done = "differ between starts of the server, in the order of a list or series"
+        else:
+            done = f"have minor changes since they were approved ({what})"
+        log.warning(
+            '"%s": %d definitions, such as "%s", %s; they are offered as approved, see '
+            "`dragoman pins list`",
+            review.target, len(names), names[0], done,
+        )  # fmt: skip
+
+
 def _explain_uncertainty(name: str, problem: Exception) -> str:
     return f'"{name}" is quarantined: its pin cannot be checked: {problem}'
 
@@ -645,6 +717,8 @@ class _Review:
     waiting: dict[Key, bytes] = field(default_factory=dict)
     changes: list[PinChange] = field(default_factory=list)
     new: set[str] = field(default_factory=set)
+    minor: dict[str, MinorChanges | None] = field(default_factory=dict)
+    """Minor changes of what is offered; None if they were reported before."""
 
 
 @dataclass(slots=True)
@@ -692,6 +766,18 @@ def _list_skills(tools: Sequence[Tool]) -> dict[str, Any]:
         for skill in tool.agent.skills
         if isinstance(skill.get("id"), str)
     }
+
+
+def _offer_approved(tool: Tool, definition: dict[str, Any]) -> Tool:
+    """Returns the tool with that definition, and what the hub adds to it."""
+    own, approved = (str(one.get("description") or "") for one in (tool.definition, definition))
+    description = tool.description
+    if own != approved:
+        prefix = description.removesuffix(own) if own and description.endswith(own) else ""
+        description = prefix + approved
+    if (execution := tool.definition.get("execution")) is not None:
+        definition = {**definition, "execution": execution}
+    return replace(tool, definition=definition, description=description)
 
 
 def _sanitize_tool(tool: Tool, data: bytes, remarks: list[str]) -> Tool:

@@ -41,8 +41,13 @@ class PinsApi:
     @admin_route(
         PINS,
         "GET /api/pins",
-        "Quarantined definitions; ?state=new: additions, all: all; ?target= of one; ?diff=1: diffs",
-        query={"state": {"enum": ["held", "new", "all"]}, "target": TEXT, "diff": QUERY_FLAG},
+        "Quarantined definitions; ?state=new: additions, minor: offered with minor changes, "
+        "all: all; ?target= of one; ?diff=1: diffs",
+        query={
+            "state": {"enum": ["held", "new", "minor", "all"]},
+            "target": TEXT,
+            "diff": QUERY_FLAG,
+        },
     )
     async def _list(self, request: ApiRequest) -> ApiResponse:
         query = request.query

@@ -57,7 +57,7 @@ class DoctorContext:
     agents: Mapping[str, Any] = field(default_factory=dict)
     """The agents that the running hub reports."""
     pins: Sequence[Mapping[str, Any]] = ()
-    """Quarantined and new pins of the running hub."""
+    """Quarantined and new pins of the running hub, and those with minor changes."""
     approvals: Sequence[Mapping[str, Any]] = ()
     """Requests for approval that wait, of the running hub; at most `MAX_WAITING`."""
     undecided: Sequence[Mapping[str, Any]] = ()
@@ -128,7 +128,7 @@ def _gather_from_hub(found: DoctorContext, socket_path: str) -> None:
     with contextlib.suppress(hub_client.HubUnavailable, hub_client.HubProblem):
         found.hubs = get("/api/cluster")["hubs"]
     with contextlib.suppress(hub_client.HubUnavailable, hub_client.HubProblem):
-        for state in ("held", "new"):
+        for state in ("held", "new", "minor"):
             found.pins = [*found.pins, *get(f"/api/pins?state={state}")["pins"]]
     with contextlib.suppress(hub_client.HubUnavailable, hub_client.HubProblem):
         found.approvals = get(f"/api/approvals?state=pending&limit={MAX_WAITING}")["approvals"]

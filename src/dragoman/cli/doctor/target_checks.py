@@ -334,6 +334,32 @@ def check_pins(found: DoctorContext) -> Iterator[Finding]:
         said = f"{clean(target)} added {count} since it was first listed, such as {first}"
         fix = f'review them: dragoman pins approve --target "{clean(target)}"'
         yield Finding("added", "info", said, fix)
+    yield from _check_minor_changes(found)
+
+
+def _check_minor_changes(found: DoctorContext) -> Iterator[Finding]:
+    """Names each server once whose definitions alternate between its starts, or have minor
+    changes since they were approved."""
+    varying: dict[str, list[str]] = {}
+    changed: dict[str, list[str]] = {}
+    for pin in found.pins:
+        if pin["state"] == "minor":
+            is_order = all(str(one).startswith("order.") for one in pin["minor"])
+            group = varying if is_order else changed
+            group.setdefault(str(pin["target"]), []).append(clean(pin["name"]))
+    for target, names in list(varying.items())[:MAX_NAMED]:
+        said = (
+            f"{len(names)} definitions of {clean(target)}, such as {names[0]}, differ between "
+            "starts of the server, in the order of a list or series; they are offered as approved"
+        )
+        yield Finding("varying", "info", said, "report it to the server's authors")
+    for target, names in list(changed.items())[:MAX_NAMED]:
+        said = (
+            f"{len(names)} definitions of {clean(target)}, such as {names[0]}, have minor changes; "
+            "they are offered as approved"
+        )
+        fix = f'review them: dragoman pins approve --target "{clean(target)}"'
+        yield Finding("changed", "info", said, fix)
 
 
 def check_names(found: DoctorContext) -> Iterator[Finding]:

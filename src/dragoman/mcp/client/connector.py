@@ -59,6 +59,10 @@ HTTP_WIRES: dict[type[SseTransport], tuple[HttpWireType, HttpWireType]] = {
 _OUTSIDE = frozenset({"TMPDIR", "XDG_RUNTIME_DIR"})
 """Variables that lead to folders outside of every sandbox."""
 
+HASH_SEED = "0"
+"""`PYTHONHASHSEED` of a server, unless its entry sets one: otherwise what a Python server makes of
+a set has another order in each process, and its definitions seem to change at every start."""
+
 Reach = Callable[[str, bool], HttpClient]
 """Returns the HTTP client for a configured URL, which may or may not lead to private addresses."""
 
@@ -121,6 +125,7 @@ class Connector:
         caches = folder / "cache" if bubblewrap else self.home / "cache"
         lookup = await self._add_secrets(upstream)
         env = build_environment(names, lookup, folder, caches, mark, with_user_home=users)
+        env.setdefault("PYTHONHASHSEED", HASH_SEED)
         cwd = os.path.expanduser(transport.cwd) if transport.cwd else env["HOME"]
         if bubblewrap:
             for name in _OUTSIDE - set(names) if users else ():

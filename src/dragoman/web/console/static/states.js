@@ -22,7 +22,7 @@ export function waiting(text = "Loading …") {
 
 const TONES = {
   good: ["connected", "healthy", "completed", "ok", "valid", "active", "approved", "permit", "live", "allow"],
-  warn: ["starting", "idle", "degraded", "needs_login", "warning", "pending", "waiting", "needs_decision", "queued", "held", "new", "reconnecting", "expired", "unknown"],
+  warn: ["starting", "idle", "degraded", "needs_login", "warning", "pending", "waiting", "needs_decision", "queued", "held", "new", "minor", "reconnecting", "expired", "unknown"],
   bad: ["failed", "unreachable", "problem", "refused", "denied", "deny", "target_failed", "crashed", "invalid", "revoked", "offline", "break", "signed out"],
 };
 

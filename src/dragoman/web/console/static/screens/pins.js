@@ -19,7 +19,7 @@ export async function show(root, route, ctx) {
   return showAll(root, route, ctx);
 }
 
-const STATES = [["held", "Quarantined"], ["new", "Added later"], ["all", "All"]];
+const STATES = [["held", "Quarantined"], ["new", "Added later"], ["minor", "Minor changes"], ["all", "All"]];
 
 async function showAll(root, route, ctx) {
   const state = STATES.some(([name]) => name === route.query.get("state")) ? route.query.get("state") : "held";
@@ -94,7 +94,7 @@ function describe(pin, ctx, refresh) {
     }
   };
   const isOpen = pin.state !== "approved";
-  const canDecide = isOpen && pin.now;
+  const canDecide = isOpen && pin.now && (pin.state !== "minor" || pin.offered);
   return [
     heading(pin.name, null,
       canDecide ? h("button", { type: "button", class: "main", onclick: approve }, "Approve this change") : null,
@@ -102,7 +102,7 @@ function describe(pin, ctx, refresh) {
       isOpen ? null : h("a", { class: "button", href: to("tools", pin.name) }, "The tool")),
     said,
     facts([
-      ["State", [badge(pin.state), isOpen ? h("span", { class: "soft" }, pin.offered ? " withheld from every client until you decide" : " not offered now") : null]],
+      ["State", [badge(pin.state), isOpen ? h("span", { class: "soft" }, pin.state === "minor" ? " offered as approved until you decide" : pin.offered ? " withheld from every client until you decide" : " not offered now") : null]],
       ["Kind", pin.kind],
       ["Server or agent", h("a", { href: to("servers", pin.target) }, pin.target)],
       ["Approved", pin.approved_at ? [when(pin.approved_at), ` by ${pin.approved_by}`] : null],
