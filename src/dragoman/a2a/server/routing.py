@@ -379,7 +379,9 @@ def check_push_support(facts: AgentFacts) -> None:
 
 
 def check_media_types(facts: AgentFacts, parts: Iterable[Mapping[str, Any]]) -> None:
-    """Raises for a part of a media type that the agent does not accept."""
+    """Raises for a part of a media type that an agent of this hub does not accept."""
+    if facts.judges_media:
+        return
     modes = facts.input_modes
     for part in parts:
         media = find_media_type(part)
