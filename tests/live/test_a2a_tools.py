@@ -85,7 +85,7 @@ def state(task: Any) -> str:
 @pytest.mark.promise("I1", "I2")
 def test_hub_agent_skills_are_its_tools(rig: HubRig) -> None:
     card = rig.hub.api("/.well-known/agent.json")
-    assert card["name"] == "dragoman" and card["url"] == f"{rig.hub.url}/a2a"
+    assert card["name"] == "dragoman" and card["url"] == f"{rig.hub.url}/a2a/dragoman"
     skills = {skill["id"]: skill for skill in card["skills"]}
     assert {"modern.echo", "modern.ask_form", "legacy.ask_form", "legacy.add"} <= set(skills)
     assert len(skills) == len(card["skills"])

@@ -172,7 +172,9 @@ class MessageSender:
     async def _set_push(
         self, ctx: RequestContext, task: A2aTask, push: Mapping[str, Any], after: int
     ) -> None:
-        routing.check_push_support(self._router.get_facts(task.record.header.agent or HUB))
+        routing.check_push_support(
+            self._router.get_facts(task.record.header.agent or HUB, ctx.principal)
+        )
         await self._push.set(task, push, ctx.version, after=after)
 
     def _find_continued(self, ctx: RequestContext, request: Mapping[str, Any]) -> A2aTask | None:
@@ -295,7 +297,7 @@ class MessageSender:
         assert task.owned is not None
         self._tasks.make_space(task.owned)
         task.owner = ctx.principal  # equal, with its present roles: after a restart too
-        facts = self._router.get_facts(header.agent or HUB)
+        facts = self._router.get_facts(header.agent or HUB, ctx.principal)
         routing.check_agent_requirements(facts, ctx.extensions, streamed)
         if facts is not HUB_FACTS:
             routing.check_media_types(facts, message["parts"])
@@ -391,7 +393,7 @@ class MessageSender:
 
     def _build_key(self, ctx: RequestContext) -> str:
         """A key counts per agent; the default agent has two paths and one name."""
-        return f"{self._router.get_facts(ctx.agent).name}\n{ctx.key}"
+        return f"{self._router.get_facts(ctx.agent, ctx.principal).name}\n{ctx.key}"
 
     def _note_key(self, ctx: RequestContext, task: A2aTask, message: Mapping[str, Any]) -> None:
         key, keys = self._build_key(ctx), task.record.header.sends
