@@ -151,7 +151,7 @@ def _build_program(
             function=manifest.function,
             version=manifest.version,
             skills=manifest.a2a.skills,
-            input_modes=manifest.a2a.input_modes,
+            input_modes=manifest.list_input_modes(),
             output_modes=manifest.a2a.output_modes,
         )
         return FunctionAgent(entry, prefix, validate, org, store)
