@@ -186,6 +186,25 @@ def test_message_without_a_skill_is_asked_which(caller: Caller) -> None:
 
 
 @pytest.mark.promise("J4")
+def test_text_names_a_tool_and_its_argument(caller: Caller) -> None:
+    done = caller.send("modern.echo hello  world")
+    assert state(done) == "completed"
+    assert text_from_parts(done["artifacts"][0]) == "hello  world"
+    both = caller.send('modern.add {"a": 1, "b": 2}')
+    assert '"sum": 3' in json.dumps(both["artifacts"])
+    asked = caller.send("what can you do?")
+    assert state(asked) == "input_required"
+    done = caller.send("modern.echo this", task=asked["id"])
+    assert text_from_parts(done["artifacts"][0]) == "this"
+    partly = caller.send("modern.add many")
+    assert state(partly) == "input_required" and '"a", "b"' in json.dumps(
+        text_from_parts(partly["status"]["message"])
+    ).replace("\\", "")
+    unknown = caller.send("modern.nothing at all")
+    assert text_from_parts(unknown["status"]["message"]).startswith("Which skill is this for?")
+
+
+@pytest.mark.promise("J4")
 def test_text_client_names_skill_and_arguments(caller: Caller) -> None:
     asked = caller.send("modern.add")
     assert state(asked) == "input_required"

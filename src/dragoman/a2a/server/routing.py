@@ -282,6 +282,18 @@ class MessageRouter:
         found = {one.name for one in self.list_skills(principal) if one.name.lower() == named}
         return found.pop() if len(found) == 1 else ""
 
+    def match_line(self, message: Mapping[str, Any], principal: Principal) -> tuple[str, Any]:
+        """The tool whose id is the first word of the message, and the message without that word;
+        an empty id if there is none."""
+        first, *others = message["parts"]
+        word, _, rest = first.get("text", "").strip().partition(" ")
+        if not rest.strip() or len(word) > MAX_NAME:
+            return "", message
+        tool = self.find_visible_tool(word, principal)
+        if tool.agent is not None or isinstance(tool.target, Nowhere):
+            return "", message
+        return word, {**message, "parts": [{**first, "text": rest.strip()}, *others]}
+
     def ask_for_skill(self, principal: Principal) -> str:
         """The question to a client that has named no skill."""
         names = [tool.name for tool in self.list_skills(principal)]
