@@ -15,6 +15,7 @@ from tests.live.a2a_hub import (
     agent_entry,
     agents_env,
     text_from_parts,
+    with_key,
 )
 from tests.live.conftest import RunningHub
 from tests.live.module_hub import until
@@ -139,3 +140,12 @@ def test_default_agent_is_one_that_the_caller_may_discover(hub: StartHub) -> Non
     until(lambda: default_card(running)["name"] == "reviewer")
     assert say(f"{running.url}/a2a", "x") == "reviewer: x"
     assert "author" not in running.get(CARD).body.decode()
+
+
+@pytest.mark.promise("I2")
+def test_missing_default_agent_is_not_named_to_clients_without_a_key(hub: StartHub) -> None:
+    running = hub(config=a2a_config((), a2a={"default_agent": "reviewer"}))
+    with_key(running, "guest")
+    for path in (CARD, OLD_CARD):
+        answer = wire.get(running.url + path)
+        assert answer.status == 404 and b"reviewer" not in answer.body

@@ -135,8 +135,8 @@ class A2aFacts(Struct, frozen=True, kw_only=True):
     input_modes: Annotated[
         list[str] | None,
         _about(
-            "The media types it accepts; default: text/plain and application/json, and images where "
-            "its model can see them."
+            "The media types it accepts; default: text/plain and application/json, and images "
+            "where its model can see them."
         ),
     ] = None
     output_modes: Annotated[list[str], _about("The media types of its answers.")] = field(

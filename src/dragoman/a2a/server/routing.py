@@ -238,12 +238,14 @@ class MessageRouter:
         try:
             facts = self.get_facts(agent, principal or STRANGER)
         except A2aError as error:
+            if agent is None and principal is None:
+                raise _missing_default_error() from None
             if principal is None and error.reason == errors.UNAVAILABLE:
                 raise _unknown_agent_error(agent or "") from None
             raise
         if facts is not HUB_FACTS and not self.can_discover_agent(principal or STRANGER, facts):
             if agent is None:  # the caller has not named it, and may not know of it
-                raise A2aError(errors.INVALID_PARAMS, "the default agent was not found")
+                raise _missing_default_error()
             raise _unknown_agent_error(facts.name)
         return facts
 
@@ -310,6 +312,10 @@ def key_of_principal(principal: Principal) -> Hashable:
 
 def _unknown_agent_error(name: str) -> A2aError:
     return A2aError(errors.INVALID_PARAMS, f'agent "{name[:100]}" was not found')
+
+
+def _missing_default_error() -> A2aError:
+    return A2aError(errors.INVALID_PARAMS, "the default agent was not found")
 
 
 def read_named_target(request: Mapping[str, Any]) -> tuple[str, str]:

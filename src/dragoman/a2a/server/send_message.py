@@ -347,7 +347,8 @@ class MessageSender:
     def _aim(self, task: A2aTask, request: Mapping[str, Any]) -> bool:
         """Adds the message to the arguments of the task's tool, or leads the task to the skill that
         the message names: by metadata, or by a text that is or begins with a skill's id and cannot
-        be an argument of the tool. Returns False if there is no tool yet and the message names none."""
+        be an argument of the tool. Returns False if there is no tool yet and the message names
+        none."""
         record, header, router = task.record, task.record.header, self._router
         message, named, line = record.message, "", ""
         known: Mapping[str, Any] = record.arguments
