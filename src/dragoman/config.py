@@ -373,13 +373,6 @@ def _check_agents(config: Config, source: ConfigSource, seen: dict[str, str]) ->
             f"{source.locate(('a2a', 'listen_path'))}: listen_path must be a path of its own "
             f'such as "/a2a", not "{a2a.listen_path[:60]}"'
         )
-    known = [agent.name for agent in config.agents]
-    known += [external.name for external in a2a.external_agents]
-    if a2a.default_agent is not None and a2a.default_agent not in known:
-        raise ConfigError(
-            f"{source.locate(('a2a', 'default_agent'))}: unknown agent "
-            f'"{a2a.default_agent}"; known: {", ".join(known) or "none"}'
-        )
 
 
 def _check_prefixes(config: Config, source: ConfigSource) -> None:

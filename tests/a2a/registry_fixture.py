@@ -24,6 +24,7 @@ from dragoman.core.bus import Bus
 from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.events import AgentChanged
 from dragoman.core.hub import Hub
+from dragoman.core.local_agents import AgentProfiles
 from dragoman.core.tool import Tool
 from dragoman.net.client import OutboundHttp
 from dragoman.stores.audit.log import SqliteAuditLog
@@ -197,8 +198,8 @@ async def run_registry(
     stores = AgentStores(store, MemoryTaskStore(), SteadyClock(0, 0))
     touch, registered = (lambda: changes.append(None)), RegisteredAgents()
     agents = AgentsBuilder(
-        home, live, state, stores, hub, net, local, registered, pins.review_card, touch,
-        lambda entry: None, read_delay,
+        home, live, state, stores, hub, net, local, AgentProfiles(), registered, pins.review_card,
+        touch, lambda entry: None, read_delay,
     ).build()  # fmt: skip
     made = RegistryRig(hub, parsed, state, agents, store, pins, audit)
     try:

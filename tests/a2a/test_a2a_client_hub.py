@@ -119,7 +119,7 @@ async def test_client_and_server_round_trip_is_lossless(
 @pytest.mark.promise("L1")
 async def test_hub_is_discovered_by_its_card(hub: str, client_of: ClientOf) -> None:
     client = client_of(hub)
-    for url in (hub, f"{hub}/a2a", f"{hub}/a2a/echo", f"{hub}/.well-known/agent.json"):
+    for url in (hub, f"{hub}/a2a/echo", f"{hub}/a2a/echo/", f"{hub}/.well-known/agent.json"):
         peer = await client.find_probed(url)
         assert (
             peer.endpoint is not None
@@ -127,6 +127,8 @@ async def test_hub_is_discovered_by_its_card(hub: str, client_of: ClientOf) -> N
             and peer.endpoint.binding == JSONRPC
         )
         assert peer.findings == []
+    peer = await client.find_probed(f"{hub}/a2a")  # no card is below it, but the default agent's
+    assert any("at the origin" in finding for finding in peer.findings)
 
 
 async def test_hub_stream_is_resumed_where_it_stopped(hub: str, client_of: ClientOf) -> None:

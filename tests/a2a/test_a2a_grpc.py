@@ -121,7 +121,7 @@ class CannedServer:
         self.asked: list[tuple[Any, str, dict[str, Any]]] = []
         self.streams: list[Events] = []
 
-    def get_facts(self, agent: str | None) -> SimpleNamespace:
+    def get_facts(self, agent: str | None, principal: Principal) -> SimpleNamespace:
         return SimpleNamespace(extensions=[{"uri": "urn:b"}] if agent == "echo" else [])
 
     def shape_card(self, card: dict[str, Any], version: str) -> dict[str, Any]:

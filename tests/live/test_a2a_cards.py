@@ -118,9 +118,9 @@ def test_every_address_on_every_card_is_served(served: RunningHub) -> None:
 @pytest.mark.promise("I3")
 def test_card_urls_follow_the_requested_host(served: RunningHub) -> None:
     card = served.get(CARD, {"Host": "hub.example.com"}).json()
-    assert card["url"] == "http://hub.example.com/a2a"
+    assert card["url"] == "http://hub.example.com/a2a/echo"
     assert served.get(CARD, {"Host": "evil.example.com"}).status == 421
-    assert served.api(CARD)["url"] == f"{served.url}/a2a"
+    assert served.api(CARD)["url"] == f"{served.url}/a2a/echo"
 
 
 @pytest.mark.promise("I3")
@@ -134,15 +134,17 @@ def test_grpc_interface_is_on_cards_that_support_it(served: RunningHub) -> None:
         assert origins == {f"http://{host}"}
         asked = served.get(f"{CARD}?binding=GRPC", {"Host": host, **named("1.0")}).json()
         added = asked["supportedInterfaces"][len(plain["supportedInterfaces"]) :]
+        grpc = {"url": f"{name}:{port}", "protocolBinding": "GRPC"}
         assert added == [
-            {"url": f"{name}:{port}", "protocolBinding": "GRPC", "protocolVersion": version}
-            for version in ("1.0", "0.3")
+            {**grpc, "protocolVersion": "1.0", "tenant": "echo"},
+            {**grpc, "protocolVersion": "0.3"},  # which has no tenant: the default agent
         ]
     old = served.get(f"{CARD}?binding=GRPC", named("0.3")).json()
     assert old["preferredTransport"] == "JSONRPC"
     assert old["additionalInterfaces"][-1] == {"url": f"127.0.0.1:{port}", "transport": "GRPC"}
-    other = served.get(f"/a2a/skilled{CARD}?binding=GRPC", named("0.3")).json()
-    assert "GRPC" not in json.dumps(other)  # which cannot be named there
+    for agent in ("skilled", "echo"):  # which cannot be named there
+        other = served.get(f"/a2a/{agent}{CARD}?binding=GRPC", named("0.3")).json()
+        assert "GRPC" not in json.dumps(other)
 
 
 @pytest.mark.promise("I3")
@@ -203,7 +205,7 @@ def test_default_agent_and_card_shape_are_configurable(
     card = running.api(OLD_CARD)
     assert card["name"] == "mirror" and not OLDER & set(card)
     urls = {one["url"] for one in card["supportedInterfaces"]}
-    assert urls == {"https://hub.example.com/under/a2a"}
+    assert urls == {"https://hub.example.com/under/a2a/mirror"}
     other = running.api(f"/a2a/echo{CARD}")["supportedInterfaces"][0]["url"]
     assert other == "https://hub.example.com/under/a2a/echo"
     reply = Caller(running).ask("send", V10.params("x"))

@@ -96,7 +96,7 @@ def test_first_agent_card_has_all_documented_members(served: RunningHub, path: s
     card = served.api(path)
     assert card["name"] == "code-reviewer"
     assert card["description"] == "Reviews code for bugs, security issues, and style"
-    assert card["url"] == f"{served.url}/a2a"
+    assert card["url"] == f"{served.url}/a2a/code-reviewer"
     assert isinstance(card["version"], str) and card["version"]
     for name in ("streaming", "pushNotifications", "stateTransitionHistory"):
         assert card["capabilities"][name] is True, name
@@ -138,7 +138,7 @@ def test_all_cards_are_listed_with_their_count(served: RunningHub) -> None:
     names = [card["name"] for card in listed["agents"]]
     assert names == ["code-reviewer", "echo", "actor", "mirror"]
     assert listed["total"] == len(names)
-    assert listed["agents"][0]["url"] == f"{served.url}/a2a"
+    assert listed["agents"][0]["url"] == f"{served.url}/a2a/code-reviewer"
     assert listed["agents"][1]["url"] == f"{served.url}/a2a/echo"
     for card in listed["agents"]:
         assert {"version", "capabilities", "skills", "defaultInputModes"} <= set(card)
@@ -334,7 +334,7 @@ def test_documented_agent_table_loads_and_missing_agents_delay_nothing(
     state = running.api("/api/status")["agents"]
     assert [one["name"] for one in state["remote"]] == ["research-agent", "data-analyst"]
     card = running.api("/.well-known/agent.json")
-    assert card["name"] == "dragoman" and card["url"] == f"{running.url}/a2a"
+    assert card["name"] == "dragoman" and card["url"] == f"{running.url}/a2a/dragoman"
     until(lambda: "research-agent" in running.log())
 
 
@@ -343,7 +343,7 @@ def test_configured_listen_path_applies_to_routes_and_cards(
     hub: Callable[..., RunningHub], short_tmp: Path
 ) -> None:
     running = hub(config=a2a_config(a2a={"listen_path": "/agents/here"}), env=agents_env(short_tmp))
-    assert running.api("/.well-known/agent.json")["url"] == f"{running.url}/agents/here"
+    assert running.api("/.well-known/agent.json")["url"] == f"{running.url}/agents/here/echo"
     cards = running.api("/agents/here/agents")["agents"]
     assert cards[1]["url"] == f"{running.url}/agents/here/actor"
     task = running.post("/agents/here/tasks/send", bare_body())

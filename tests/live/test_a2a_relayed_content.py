@@ -148,3 +148,22 @@ def test_external_login_continues_without_another_message(
     assert text_from_parts(done["artifacts"][0]) == "logged in"
     answered = asking.send(f"outside {tmp_path / 'never'}")
     assert asking.ask("cancel", {"id": answered["id"]}).error is None
+
+
+@pytest.mark.promise("J3", "J4")
+@each_agent
+def test_agent_decides_which_media_types_it_accepts(rig: HubRig, agent: str) -> None:
+    """Its card names text and JSON alone; the agent takes what comes, as it does without a hub."""
+    csv = {"raw": "YSxi", "mediaType": "text/csv", "filename": "t.csv"}
+    for file in (csv, {**csv, "mediaType": "application/x-protobuf"}):
+        params = V10.params("echo it")
+        params["message"]["parts"].append(file)
+        for binding in (V10, REST10):
+            task = caller(rig, agent, binding).ask(SEND, params).value["task"]
+            assert text_from_parts(task["artifacts"][0]) == "echo: it"
+        params = V10.params("ask")
+        asking = caller(rig, agent)
+        asked = asking.ask(SEND, params).value["task"]
+        params = V10.params("small", task=asked["id"])
+        params["message"]["parts"].append(file)
+        assert asking.ask(SEND, params).error is None

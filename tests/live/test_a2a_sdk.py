@@ -291,7 +291,7 @@ async def test_tenant_selects_the_agent(rig: HubRig, http: httpx.AsyncClient) ->
     for binding in ("JSONRPC", "HTTP+JSON"):
         card = await A2ACardResolver(http, f"{rig.hub.url}").get_agent_card()
         one = next(i for i in card.supported_interfaces if i.protocol_binding == binding)
-        one.tenant = "actor"
+        one.url, one.tenant = f"{rig.hub.url}/a2a", "actor"
         del card.supported_interfaces[:]
         card.supported_interfaces.append(one)
         config = ClientConfig(

@@ -85,7 +85,7 @@ def state(task: Any) -> str:
 @pytest.mark.promise("I1", "I2")
 def test_hub_agent_skills_are_its_tools(rig: HubRig) -> None:
     card = rig.hub.api("/.well-known/agent.json")
-    assert card["name"] == "dragoman" and card["url"] == f"{rig.hub.url}/a2a"
+    assert card["name"] == "dragoman" and card["url"] == f"{rig.hub.url}/a2a/dragoman"
     skills = {skill["id"]: skill for skill in card["skills"]}
     assert {"modern.echo", "modern.ask_form", "legacy.ask_form", "legacy.add"} <= set(skills)
     assert len(skills) == len(card["skills"])
@@ -183,6 +183,25 @@ def test_message_without_a_skill_is_asked_which(caller: Caller) -> None:
     other = caller.send("hi")
     named = to("modern.echo", "this", task=other["id"])
     assert text_from_parts(caller.ask(SEND, named).value["task"]["artifacts"][0]) == "this"
+
+
+@pytest.mark.promise("J4")
+def test_text_names_a_tool_and_its_argument(caller: Caller) -> None:
+    done = caller.send("modern.echo hello  world")
+    assert state(done) == "completed"
+    assert text_from_parts(done["artifacts"][0]) == "hello  world"
+    both = caller.send('modern.add {"a": 1, "b": 2}')
+    assert '"sum": 3' in json.dumps(both["artifacts"])
+    asked = caller.send("what can you do?")
+    assert state(asked) == "input_required"
+    done = caller.send("modern.echo this", task=asked["id"])
+    assert text_from_parts(done["artifacts"][0]) == "this"
+    partly = caller.send("modern.add many")
+    assert state(partly) == "input_required" and '"a", "b"' in json.dumps(
+        text_from_parts(partly["status"]["message"])
+    ).replace("\\", "")
+    unknown = caller.send("modern.nothing at all")
+    assert text_from_parts(unknown["status"]["message"]).startswith("Which skill is this for?")
 
 
 @pytest.mark.promise("J4")

@@ -361,12 +361,12 @@ def test_task_keeps_its_principal_across_a_restart(
             '@id("no") forbid (principal is Hub::Agent, action in Hub::Action::"any_call", '
             "resource);",
         )
-        asked = said_to(running, "/a2a", its, {})["result"]["task"]
+        asked = said_to(running, "/a2a/dragoman", its, {})["result"]["task"]
         assert asked["status"]["state"] == "TASK_STATE_INPUT_REQUIRED"
         running.stop()
         again = hub(home=running.home)
         until(lambda: again.api(f"{AGENTS}/ops")["health"] == "healthy", 10)
-        said_to(again, "/a2a", its, {"skillId": "ops.status"}, taskId=asked["id"])
+        said_to(again, "/a2a/dragoman", its, {"skillId": "ops.status"}, taskId=asked["id"])
         assert not ops.messages()
 
 

@@ -127,7 +127,7 @@ def assert_error(answer: Any, coded: bool, code: int, kind: str, words: str) -> 
 @pytest.mark.promise("R1", "R10", "G1")
 def test_external_skill_is_a_hub_skill_and_a_cli_tool() -> None:
     with a_member(EXPOSE, "deploy") as (hub, agent):
-        (skill,) = wire.get(f"{hub.url}/.well-known/agent-card.json").json()["skills"]
+        (skill,) = wire.get(f"{hub.url}/a2a/dragoman/.well-known/agent-card.json").json()["skills"]
         assert skill["id"] == "vercel_ops.deploy"
         assert skill["description"].startswith("Invokes the deploy skill on remote A2A agent")
         message = {
@@ -137,7 +137,7 @@ def test_external_skill_is_a_hub_skill_and_a_cli_tool() -> None:
             "metadata": {"urn:dragoman:a2a:skill:v1": {"skillId": skill["id"]}},
         }
         body = wire.request(1, "SendMessage", {"message": message})
-        answer = wire.post(f"{hub.url}/a2a", body, {"A2A-Version": "1.0"}).json()["result"]
+        answer = wire.post(f"{hub.url}/a2a/dragoman", body, {"A2A-Version": "1.0"}).json()["result"]
         assert "done" in json.dumps(answer)
 
         listed = hub.command("tools")

@@ -83,7 +83,7 @@ def test_other_user_is_not_the_owner_without_keys(hub: RunningHub) -> None:
         said = request("/api/pins", headers)
         assert said.startswith("401 ") and "dragoman keys create" in said
     assert request("/healthz").startswith("200 ")
-    card = request("/a2a/.well-known/agent-card.json")
+    card = request("/.well-known/agent-card.json")
     assert "other.echo" not in card
 
 

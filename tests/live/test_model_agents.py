@@ -17,7 +17,7 @@ import httpx2
 import pytest
 from mcp.client.streamable_http import streamable_http_client
 from mcp.types import CreateMessageResult, TextContent
-from tests.live.a2a_hub import BINDINGS, SEND, DialectBinding
+from tests.live.a2a_hub import BINDINGS, SEND, V10, Caller, DialectBinding, text_from_parts
 from tests.live.configurable_servers import run_configurable_hub, tool
 from tests.live.conftest import RunningHub
 from tests.live.module_hub import error_kind, run_concurrently, until
@@ -619,3 +619,29 @@ def test_agent_looks_at_an_image_with_its_own_model(rig: Rig) -> None:
     (seen,) = [one for one in rig.model.requests if "image_url" in json.dumps(one)]
     parts = seen["messages"][-1]["content"]
     assert parts[1]["image_url"]["url"].startswith("data:image/png;base64,iVBORw0KGgp4")
+
+
+@pytest.mark.promise("I3")
+def test_input_modes_of_an_agent_follow_from_what_its_model_can_see(rig: Rig) -> None:
+    hub, picture = rig.hub, {"raw": "iVBORw0KGgp4", "mediaType": "image/png"}
+    params = V10.params("What is it?")
+    params["message"]["parts"].append(picture)
+    rig.write("sighted", HELPER)
+    rig.write("blind", HELPER.replace("[model]", "[model]\nvision = false"))
+    rig.write("narrow", f'{HELPER}[a2a]\ninput_modes = ["text/plain"]\n')
+    rig.write("scripted", '[[script]]\nsay = "{message}"\n')
+    until(lambda: {"sighted", "blind", "narrow", "scripted"} <= set(list_agents(hub)))
+    rig.model.rules += [("What is it?", say("A cat."))]
+    task = Caller(hub, "sighted").ask(SEND, params).value["task"]
+    assert text_from_parts(task["artifacts"][0]) == "A cat."
+    assert "data:image/png;base64,iVBORw0KGgp4" in json.dumps(rig.model.requests[-1])
+    for name in ("blind", "narrow", "scripted"):
+        assert Caller(hub, name).ask(SEND, params).error["code"] == -32005
+    modes = {
+        name: hub.api(f"/a2a/{name}/.well-known/agent-card.json")["defaultInputModes"]
+        for name in ("sighted", "blind", "narrow")
+    }
+    text = ["text/plain", "application/json"]
+    images = ["image/png", "image/jpeg", "image/gif", "image/webp"]
+    assert modes["sighted"][:6] == [*text, *images]
+    assert not any(mode.startswith("image") for mode in modes["blind"] + modes["narrow"])

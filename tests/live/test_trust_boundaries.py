@@ -172,6 +172,6 @@ def test_headers_of_proxies_have_no_effect(rig: Rig) -> None:
         assert answer.body == wire.get(rig.hub.url + path).body
     assert wire.get(f"{rig.hub.url}/api/tools", local).status == 401
     assert wire.get(f"{rig.hub.url}/api/pins", {**rig.guest, **local}).status == 403
-    card = f"{rig.hub.url}/a2a/.well-known/agent-card.json"
+    card = f"{rig.hub.url}/.well-known/agent-card.json"
     assert b"evil.example" not in wire.get(card, local).body
     assert wire.get(card, local).json()["url"].startswith(rig.hub.url)

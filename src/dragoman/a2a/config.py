@@ -164,8 +164,9 @@ class A2aSettings(Struct, frozen=True, kw_only=True):
     default_agent: Annotated[
         str | None,
         Meta(
-            description="The agent that answers where none is named; default: the first of "
-            "[[agents]], or the hub itself."
+            description="The agent that answers where none is named, of any kind; default: the "
+            "first of [[agents]], of those with a manifest by name, or of the external ones, else "
+            "the hub itself."
         ),
     ] = None
     card: Annotated[

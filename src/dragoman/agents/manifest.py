@@ -125,11 +125,20 @@ class McpExposure(Struct, frozen=True, kw_only=True):
     ] = []
 
 
+TEXT_MODES = ("text/plain", "application/json")
+IMAGE_MODES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+"""What the models of all providers can see."""
+
+
 class A2aFacts(Struct, frozen=True, kw_only=True):
     skills: Annotated[list[SkillEntry], _about("Skills on its card besides its tools.")] = []
-    input_modes: Annotated[list[str], _about("The media types it accepts.")] = field(
-        default_factory=lambda: ["text/plain", "application/json"]
-    )
+    input_modes: Annotated[
+        list[str] | None,
+        _about(
+            "The media types it accepts; default: text/plain and application/json, and images "
+            "where its model can see them."
+        ),
+    ] = None
     output_modes: Annotated[list[str], _about("The media types of its answers.")] = field(
         default_factory=lambda: ["text/plain", "application/json"]
     )
@@ -204,6 +213,19 @@ class Manifest(Struct, frozen=True, kw_only=True):
     command: Annotated[CommandSettings, _about("The program of an agent that is one.")] = (
         CommandSettings()
     )
+
+    @property
+    def can_see(self) -> bool:
+        """Whether a model of its own thinks for it, and can see images."""
+        is_program = bool(self.script or self.function or self.command.argv)
+        known = self.model.vision and self.model.provider not in ("script", "client")
+        return known and not is_program
+
+    def list_input_modes(self) -> list[str]:
+        """Lists the media types that it accepts."""
+        if self.a2a.input_modes is not None:
+            return self.a2a.input_modes
+        return [*TEXT_MODES, *(IMAGE_MODES if self.can_see else ())]
 
 
 PROFILES: Mapping[str, tuple[str, ...]] = {

@@ -274,8 +274,7 @@ class ModelAgent:
         self, image: bytes, media_type: str, prompt: str, within: Call
     ) -> str | None:
         """Answers a question about an image; None if its model cannot see."""
-        settings = self.manifest.model
-        if not settings.vision or settings.provider in ("script", "client") or self.manifest.script:
+        if not self.manifest.can_see:
             return None
         self._meter.check(self.manifest, within)
         url = f"data:{media_type};base64,{b64encode(image).decode()}"
@@ -535,7 +534,7 @@ def build_facts(manifest: Manifest, skills: Sequence[Mapping[str, Any]]) -> Agen
         version=manifest.version,
         skills=skills,
         has_live_skills=True,
-        input_modes=tuple(manifest.a2a.input_modes),
+        input_modes=tuple(manifest.list_input_modes()),
         output_modes=tuple(manifest.a2a.output_modes),
     )
 

@@ -167,7 +167,7 @@ def build_app(
         agents = AgentsBuilder(
             home, live, state, stores, hub, net,
             LocalAgents(local, ChainMap(failures, manifests.failures)),
-            registered, review_card, touch, logins.open_agent_account, guards.read_delay,
+            profiles, registered, review_card, touch, logins.open_agent_account, guards.read_delay,
         ).build()  # fmt: skip
         tools = LazyTools(
             home, stores.place, config.tools, hub, net, manifests, access, stores.witness, runner,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dragoman.a2a.config import ExternalAgent
+from dragoman.a2a.config import HUB, ExternalAgent
 from dragoman.a2a.protocol.skill_tools import slug_from_name
 from dragoman.a2a.remote.credentials import (
     AgentCredentials,
@@ -151,7 +151,7 @@ def _build_program(
             function=manifest.function,
             version=manifest.version,
             skills=manifest.a2a.skills,
-            input_modes=manifest.a2a.input_modes,
+            input_modes=manifest.list_input_modes(),
             output_modes=manifest.a2a.output_modes,
         )
         return FunctionAgent(entry, prefix, validate, org, store)
@@ -381,6 +381,8 @@ class AgentsBuilder:
     hub: Hub
     net: OutboundHttp
     local: LocalAgents
+    profiles: AgentProfiles
+    """Of the agents with a manifest."""
     registered: RegisteredAgents
     review_card: ReviewCard
     touch_policies: Callable[[], None]
@@ -402,6 +404,19 @@ class AgentsBuilder:
             return "it has not been found yet" if name in self.registered.list_names() else None
 
         return Agents(self.local, registry, self._build_a2a(find_unavailability))
+
+    def _list_agents(self) -> list[str]:
+        """Lists the names of all agents that may be the default one, the first one first: those of
+        the configuration, those with a manifest, and the external ones. Not those that agents have
+        started."""
+        config, profiles = self.live.config, self.profiles.list_all()
+        external = [entry.name for entry in config.a2a.external_agents]
+        return [
+            *(entry.name for entry in config.agents),
+            *(one.name for one in profiles if not one.parent),
+            *external,
+            *sorted(set(self.registered.list_names()).difference(external)),
+        ]
 
     def _build_registry(self) -> Registry:
         """External agents are tools even if the hub does not serve A2A."""
@@ -487,8 +502,11 @@ class AgentsBuilder:
         tasks: A2aTaskRegistry = TaskRegistry(
             self.stores.tasks, limits, self.stores.clock.is_steady
         )
-        order = [entry.name for entry in config.agents]
-        router = MessageRouter(self.hub, settings.default_agent, order, find_unavailability)
+        router = MessageRouter(
+            self.hub, settings.default_agent, self._list_agents, find_unavailability
+        )
+        if (chosen := settings.default_agent) and chosen not in (HUB, *self._list_agents()):
+            log.warning('[a2a] default_agent: there is no agent "%s" yet', chosen)
         cards = CardService(router, settings, sign, state.is_secured, lambda: state.grpc_port)
         webhooks = OutboundHttp(resolve_apart(RESOLVERS))
         private = settings.push_private

@@ -45,6 +45,9 @@ class AgentFacts:
     """Whether authenticated clients are shown more."""
     extensions: Sequence[Mapping[str, Any]] = ()
     """Each with `uri`, `description`, `required` and `params`."""
+    judges_media: bool = False
+    """Whether the agent itself refuses what it does not accept: many take more than their cards
+    say."""
     continues: bool = False
     """Whether a further message is a call of its own, without a handle."""
 

@@ -44,6 +44,8 @@ class CardAddresses(Struct, frozen=True, kw_only=True):
     another origin than the card's own."""
     tenant: str = ""
     """Names the agent over gRPC, where no path can."""
+    is_default: bool = False
+    """Whether gRPC of 0.3, which has no tenant, reaches the agent."""
 
 
 def build_card(facts: AgentFacts, *, urls: CardAddresses, security: bool) -> dict[str, Any]:
@@ -82,10 +84,9 @@ def _build_interfaces(urls: CardAddresses) -> list[dict[str, Any]]:
     ]
     if urls.grpc:
         grpc = {"url": urls.grpc, "protocolBinding": "GRPC", "protocolVersion": "1.0"}
-        if urls.tenant:
-            found.append({**grpc, "tenant": urls.tenant})
-        else:
-            found += [grpc, {**grpc, "protocolVersion": "0.3"}]
+        found.append({**grpc, "tenant": urls.tenant} if urls.tenant else grpc)
+        if urls.is_default:
+            found.append({**grpc, "protocolVersion": "0.3"})
     return found
 
 

@@ -608,6 +608,7 @@ def _build_facts(name: str, card: Mapping[str, Any]) -> AgentFacts:
         input_modes=card.get("defaultInputModes") or ("text/plain",),
         output_modes=card.get("defaultOutputModes") or ("text/plain",),
         extensions=_list_extensions(card),
+        judges_media=True,
     )
 
 

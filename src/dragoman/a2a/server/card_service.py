@@ -25,7 +25,7 @@ from dragoman.a2a.cards.canonical import MAX_DEPTH
 from dragoman.a2a.cards.parse import SCHEMAS
 from dragoman.a2a.config import A2aSettings
 from dragoman.a2a.protocol.dialects.card_shapes import render_card
-from dragoman.a2a.server.routing import HUB_FACTS, MessageRouter
+from dragoman.a2a.server.routing import HUB_FACTS, MessageRouter, key_of_principal
 from dragoman.core.principal import Principal
 from dragoman.core.tool import AgentFacts, Tool
 from dragoman.wire.http import HttpRequest
@@ -41,9 +41,9 @@ MAX_SCHEMA_DEPTH = MAX_DEPTH - 4
 """Readers reject cards that are nested deeper than `MAX_DEPTH`."""
 
 Sign = Callable[[Mapping[str, Any]], dict[str, Any]]
-_Key = tuple[str, Hashable, str, str, bool, bool]
-"""The agent, who looks, the address, the shape, whether keys are needed (which may change), and
-whether gRPC is listed."""
+_Key = tuple[str, Hashable, str, str, bool, bool, bool]
+"""The agent, who looks, the address, the shape, whether keys are needed (which may change), whether
+gRPC is listed, and whether it is the card of the default agent."""
 
 
 class CardService:
@@ -72,13 +72,17 @@ class CardService:
         return facts.extended and self._is_secured()
 
     def build_card(
-        self, facts: AgentFacts, principal: Principal | None, base: str, *, grpc: bool = True
+        self,
+        facts: AgentFacts,
+        principal: Principal | None,
+        base: str,
+        *,
+        grpc: bool = True,
+        is_default: bool = False,
     ) -> dict[str, Any]:
         """The card in the form of 1.0, as `principal` may see it; None for the public card. `grpc`
-        says whether it lists gRPC, if that is served."""
-        default = self._router.find_default_agent()
-        url = base + self._settings.listen_path
-        tenant = "" if default == ("" if facts is HUB_FACTS else facts.name) else facts.name
+        says whether it lists gRPC, if that is served. Its addresses are the agent's own, also as
+        the default agent: a client that keeps the card must never reach another agent by it."""
         described = replace(
             facts,
             version=__version__ if facts is HUB_FACTS else facts.version,
@@ -87,9 +91,10 @@ class CardService:
             extensions=self._build_extensions(facts, principal),
         )
         urls = CardAddresses(
-            url=f"{url}/{quote(tenant)}" if tenant else url,
+            url=f"{base}{self._settings.listen_path}/{quote(facts.name)}",
             grpc=self._find_grpc_address(base) if grpc else None,
-            tenant=tenant,
+            tenant=facts.name,
+            is_default=is_default,
         )
         return build_card(described, urls=urls, security=self._is_secured())
 
@@ -115,10 +120,11 @@ class CardService:
         wanted = version or self._settings.card
         if facts is not HUB_FACTS and self._is_secured():
             principal = None  # all clients get the same public card
-        key = facts.name, _find_reader(principal), base, wanted, self._is_secured(), grpc
+        reader, is_default = _find_reader(principal), agent is None
+        key = facts.name, reader, base, wanted, self._is_secured(), grpc, is_default
         kept = self._kept.get(key)
         if kept is None:
-            card = self.build_card(facts, principal, base, grpc=grpc)
+            card = self.build_card(facts, principal, base, grpc=grpc, is_default=is_default)
             body = encode(self.shape_card(card, wanted))
             tag = build_etag(body)
             if len(self._since) >= MAX_KEPT:
@@ -136,7 +142,7 @@ class CardService:
         self._drop_stale()
         wanted = version or self._settings.card
         grpc = self._settings.grpc_on_cards == "always"
-        key = "", _find_reader(principal), base, wanted, self._is_secured(), grpc
+        key = "", _find_reader(principal), base, wanted, self._is_secured(), grpc, False
         kept = self._listed.get(key)
         if kept is None:
             tools = self._router.list_agents(principal)
@@ -192,11 +198,8 @@ class CardService:
 
 
 def _find_reader(principal: Principal | None) -> Hashable:
-    """What a card depends on of its reader: tokens of one user may have other scopes and views."""
-    if principal is None:
-        return None
-    one = principal
-    return one, one.roles, one.scopes, one.behalf, one.serves, one.view
+    """What a card depends on of its reader."""
+    return None if principal is None else key_of_principal(principal)
 
 
 def _collect_schemas(tools: Iterable[Tool]) -> dict[str, Any]:

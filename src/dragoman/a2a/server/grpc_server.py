@@ -411,7 +411,9 @@ class A2aGrpcServer:
     async def _send_extensions(self, call: GrpcCall) -> None:
         """Names the extensions in use."""
         if call.ctx.extensions:
-            facts = self._operations.router.get_facts(call.request.get("tenant"))
+            facts = self._operations.router.get_facts(
+                call.request.get("tenant"), call.ctx.principal
+            )
             if used := render_used_extensions(facts, call.ctx.extensions):
                 await call.context.send_initial_metadata((("a2a-extensions", used),))
 

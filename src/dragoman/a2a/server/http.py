@@ -292,7 +292,9 @@ class A2aHttpTransport:
         """The operation has started when this returns; None for a request that was answered."""
         path = request.path
         agent, rest = (None, path) if path in CARD_PATHS else self._split(path)
-        if rest in CARD_PATHS:
+        if rest in CARD_PATHS and agent is None and path not in CARD_PATHS:
+            self._reject_card_path(request)
+        elif rest in CARD_PATHS:
             self._serve_cards(request, principal, agent, listed=False)
         elif principal is None:
             request.reply(401, JSON_HEADERS, encode({"error": {"message": "a key is needed"}}))
@@ -408,11 +410,24 @@ class A2aHttpTransport:
         """Names the extensions that are in use."""
         if not ctx.extensions:
             return headers
-        facts = self.server.router.get_facts(ctx.agent or exchange.wanted.get("tenant"))
+        facts = self.server.router.get_facts(
+            ctx.agent or exchange.wanted.get("tenant"), ctx.principal
+        )
         used = render_used_extensions(facts, ctx.extensions).encode("latin-1", "replace")
         return [*headers, (b"a2a-extensions", used)] if used else headers
 
     # --- cards -----------------------------------------------------------------------------------
+
+    def _reject_card_path(self, request: HttpRequest) -> None:
+        """RFC 3986 resolves the path of a card relative to `/a2a/agent` as `/a2a/.well-known/…`: no
+        card may be there, since that client means an agent that this request does not name."""
+        path = self._path
+        words = (
+            f"there is no card here: the card of an agent is at {path}/{{agent}}{CARD_PATHS[0]}, "
+            f"that of the default agent at {CARD_PATHS[0]}. If your client was given "
+            f'"{path}/{{agent}}", give it "{path}/{{agent}}/", with a slash at the end'
+        )
+        request.reply(404, JSON_HEADERS, encode({"error": {"message": words}}))
 
     def _serve_cards(
         self, request: HttpRequest, principal: Principal | None, agent: str | None, listed: bool

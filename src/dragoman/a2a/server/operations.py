@@ -166,7 +166,7 @@ class A2aServer:
     def _check_requirements(self, ctx: RequestContext, op: str) -> None:
         """What an agent requires of its callers; for a message, `MessageSender` checks it when it
         is known which agent the message is for."""
-        facts = self.router.get_facts(ctx.agent)
+        facts = self.router.get_facts(ctx.agent, ctx.principal)
         routing.check_agent_requirements(facts, ctx.extensions, op in operations.STREAMING)
 
     # --- messages ------------------------------------------------------------------------------
@@ -248,7 +248,7 @@ class A2aServer:
         except OwnedElsewhere as other:
             other.is_charged = True
             raise
-        facts = self.router.get_facts(task.record.header.agent or HUB)
+        facts = self.router.get_facts(task.record.header.agent or HUB, ctx.principal)
         routing.check_agent_requirements(facts, ctx.extensions, True)
         count = task.record.count
         if last is not None and 0 <= last <= count:
@@ -338,16 +338,18 @@ class A2aServer:
         return {}
 
     def _get_task_with_push(self, ctx: RequestContext, request: Mapping[str, Any]) -> A2aTask:
-        routing.check_push_support(self.router.get_facts(ctx.agent))
+        routing.check_push_support(self.router.get_facts(ctx.agent, ctx.principal))
         task = self.access.get(ctx, request["taskId"])
         # By the hub's own path it may be a task of another agent.
-        routing.check_push_support(self.router.get_facts(task.record.header.agent or HUB))
+        routing.check_push_support(
+            self.router.get_facts(task.record.header.agent or HUB, ctx.principal)
+        )
         return task
 
     # --- cards ---------------------------------------------------------------------------------
 
     def get_extended_card(self, ctx: RequestContext, request: Mapping[str, Any]) -> dict[str, Any]:
-        facts = self.router.get_facts(ctx.agent)
+        facts = self.router.get_facts(ctx.agent, ctx.principal)
         if not self.cards.has_extended_card(facts):
             raise A2aError(
                 errors.UNSUPPORTED_OPERATION,
@@ -357,7 +359,8 @@ class A2aServer:
             raise A2aError(
                 errors.PERMISSION_DENIED, f'no policy permits you to look at "{facts.name}"'
             )
-        return self.cards.build_card(facts, ctx.principal, ctx.base)
+        is_default = ctx.agent is None
+        return self.cards.build_card(facts, ctx.principal, ctx.base, is_default=is_default)
 
 
 # --- pages of tasks ---------------------------------------------------------------------------

@@ -7,7 +7,7 @@ default agent; without one it is the hub itself, whose skills are its tools.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from dragoman.a2a.config import HUB
@@ -37,6 +37,8 @@ DOOR = "a2a"
 MAX_NAMED = 20
 """How many skills the question for a skill lists."""
 MAX_NAME = 256
+MAX_DEFAULTS = 1_000
+"""Principals whose default agent is kept."""
 REMOTE = "RemoteAgent"
 STRANGER = Principal("stranger", "anybody")
 """A client without a key where one is needed. Policies decide which agents it may discover, among
@@ -74,38 +76,46 @@ class MessageRouter:
         self,
         hub: Hub,
         default_agent: str | None,
-        order: Sequence[str] = (),
+        list_order: Callable[[], Sequence[str]] = tuple,
         find_unavailability: Callable[[str], str | None] = lambda name: None,
     ) -> None:
-        """`order` has the names of the local agents as the configuration has them;
-        `find_unavailability` says why a configured agent is not in the catalog, None for others."""
+        """`list_order` has the names of the agents, the first ones first; it is read again when the
+        catalog changes. `find_unavailability` says why an agent that is known is not in the
+        catalog, None for others."""
         self._hub = hub
         self._default = default_agent
-        self._order = order
+        self._list_order = list_order
         self._find_unavailability = find_unavailability
-        self._destinations: dict[str | None, Destination] = {}
+        self._destinations: dict[str, Destination] = {}
         self._slugs: dict[str, str] = {}
+        self._order: Sequence[str] = ()
+        """The agents of the catalog in their order."""
         self._cached_at = -1
-        """The version of the catalog that these two are of."""
+        """The version of the catalog that these three are of."""
+        self._defaults: dict[Hashable, str] = {}
+        self._defaults_of = (-1, -1)
 
     def list_agents(self, principal: Principal) -> list[Tool]:
-        """The agents that it may discover: the configured ones first, then the registered ones."""
+        """The agents that it may discover, the default one first."""
         found = {
             tool.agent.name: tool
             for tool in self._hub.catalog.list_tools()
             if tool.agent is not None and self.can_discover(principal, tool)
         }
+        self._refresh()
         first = [found.pop(name) for name in self._order if name in found]
         return [*first, *found.values()]
 
-    def get_facts(self, agent: str | None) -> AgentFacts:
-        """Of the agent of that name; None for the default one. Raises for an unknown agent."""
-        return self._get_destination(agent).facts
+    def get_facts(self, agent: str | None, principal: Principal) -> AgentFacts:
+        """Of the agent of that name; None for the default one of the principal. Raises for an
+        unknown agent."""
+        return self._get_destination(agent, principal).facts
 
-    def _get_destination(self, agent: str | None) -> Destination:
+    def _get_destination(self, agent: str | None, principal: Principal) -> Destination:
         """Of a message to `agent` that names no skill."""
-        if self._cached_at != self._hub.catalog.version:
-            self._refresh()
+        self._refresh()
+        if agent is None:
+            agent = self.find_default_agent(principal) or HUB
         known = self._destinations.get(agent)
         if known is None:
             facts = self._find_facts(agent)
@@ -117,22 +127,26 @@ class MessageRouter:
 
     def resolve_slug(self, agent: str) -> str:
         """The name of the agent with that name or slug; `agent` itself if there is none."""
-        if self._cached_at != self._hub.catalog.version:
-            self._refresh()
+        self._refresh()
         return self._slugs.get(agent, agent)
 
     def _refresh(self) -> None:
-        """Finds the slugs that stand for one agent only, and are not an agent's name."""
+        """After a change of the catalog, orders its agents, and finds the slugs that stand for one
+        agent only and are not an agent's name."""
+        if self._cached_at == self._hub.catalog.version:
+            return
         self._cached_at, self._destinations = self._hub.catalog.version, {}
         tools = self._hub.catalog.list_tools()
         names = [tool.agent.name for tool in tools if tool.agent is not None]
+        present = frozenset(names)
+        self._order = [name for name in dict.fromkeys(self._list_order()) if name in present]
         taken = Counter(map(slug_from_name, names))
         slugs = {slug_from_name(name): name for name in names}
         unusable = {"", HUB, *names, *(slug for slug, count in taken.items() if count > 1)}
         self._slugs = {slug: name for slug, name in slugs.items() if slug not in unusable}
 
-    def _find_facts(self, agent: str | None) -> AgentFacts:
-        name = self.resolve_slug(agent) if agent is not None else self.find_default_agent()
+    def _find_facts(self, agent: str) -> AgentFacts:
+        name = self.resolve_slug(agent)
         if not name or name == HUB:
             return HUB_FACTS
         tool = self._find_agent_tool(name)
@@ -142,11 +156,27 @@ class MessageRouter:
             raise _unknown_agent_error(name)
         return tool.agent
 
-    def find_default_agent(self) -> str:
-        """The name of the agent that answers if none is named; empty for the hub."""
+    def find_default_agent(self, principal: Principal) -> str:
+        """The name of the agent that answers the principal if none is named: that of the
+        configuration, else the first one that the principal may discover; empty for the hub."""
         if self._default:
             return self._default
-        return next((name for name in self._order if self._find_agent_tool(name) is not None), "")
+        self._refresh()
+        if not self._order:
+            return ""
+        if self._defaults_of != self.version or len(self._defaults) >= MAX_DEFAULTS:
+            self._defaults, self._defaults_of = {}, self.version
+        key = key_of_principal(principal), principal is STRANGER
+        if (found := self._defaults.get(key)) is None:
+            found = self._defaults[key] = self._find_first(principal)
+        return found
+
+    def _find_first(self, principal: Principal) -> str:
+        for name in self._order:
+            tool = self._find_agent_tool(name)
+            if tool is not None and self.can_discover(principal, tool):
+                return name
+        return ""
 
     def list_skills(self, principal: Principal) -> Iterable[Tool]:
         """The tools that the hub offers to that principal as its skills."""
@@ -164,7 +194,7 @@ class MessageRouter:
         named_agent, skill = read_named_target(request)
         if agent is None and named_agent:
             agent = named_agent
-        there = self._get_destination(agent)
+        there = self._get_destination(agent, principal)
         if not skill:
             return there
         # The default agent is meant only because the message names no other, unless it has that
@@ -206,12 +236,16 @@ class MessageRouter:
     def get_visible_facts(self, principal: Principal | None, agent: str | None) -> AgentFacts:
         """Like `get_facts`; an agent that the principal may not discover does not exist for it."""
         try:
-            facts = self.get_facts(agent)
+            facts = self.get_facts(agent, principal or STRANGER)
         except A2aError as error:
+            if agent is None and principal is None:
+                raise _missing_default_error() from None
             if principal is None and error.reason == errors.UNAVAILABLE:
                 raise _unknown_agent_error(agent or "") from None
             raise
         if facts is not HUB_FACTS and not self.can_discover_agent(principal or STRANGER, facts):
+            if agent is None:  # the caller has not named it, and may not know of it
+                raise _missing_default_error()
             raise _unknown_agent_error(facts.name)
         return facts
 
@@ -250,6 +284,18 @@ class MessageRouter:
         found = {one.name for one in self.list_skills(principal) if one.name.lower() == named}
         return found.pop() if len(found) == 1 else ""
 
+    def match_line(self, message: Mapping[str, Any], principal: Principal) -> tuple[str, Any]:
+        """The tool whose id is the first word of the message, and the message without that word;
+        an empty id if there is none."""
+        first, *others = message["parts"]
+        word, _, rest = first.get("text", "").strip().partition(" ")
+        if not rest.strip() or len(word) > MAX_NAME:
+            return "", message
+        tool = self.find_visible_tool(word, principal)
+        if tool.agent is not None or isinstance(tool.target, Nowhere):
+            return "", message
+        return word, {**message, "parts": [{**first, "text": rest.strip()}, *others]}
+
     def ask_for_skill(self, principal: Principal) -> str:
         """The question to a client that has named no skill."""
         names = [tool.name for tool in self.list_skills(principal)]
@@ -258,8 +304,18 @@ class MessageRouter:
         return f"Which skill is this for? Answer with the name of one: {listed}{more}."
 
 
+def key_of_principal(principal: Principal) -> Hashable:
+    """What decisions depend on: tokens of one user may have other scopes and views."""
+    one = principal
+    return one, one.roles, one.scopes, one.behalf, one.serves, one.view
+
+
 def _unknown_agent_error(name: str) -> A2aError:
     return A2aError(errors.INVALID_PARAMS, f'agent "{name[:100]}" was not found')
+
+
+def _missing_default_error() -> A2aError:
+    return A2aError(errors.INVALID_PARAMS, "the default agent was not found")
 
 
 def read_named_target(request: Mapping[str, Any]) -> tuple[str, str]:
@@ -379,7 +435,9 @@ def check_push_support(facts: AgentFacts) -> None:
 
 
 def check_media_types(facts: AgentFacts, parts: Iterable[Mapping[str, Any]]) -> None:
-    """Raises for a part of a media type that the agent does not accept."""
+    """Raises for a part of a media type that an agent of this hub does not accept."""
+    if facts.judges_media:
+        return
     modes = facts.input_modes
     for part in parts:
         media = find_media_type(part)

@@ -172,7 +172,9 @@ class MessageSender:
     async def _set_push(
         self, ctx: RequestContext, task: A2aTask, push: Mapping[str, Any], after: int
     ) -> None:
-        routing.check_push_support(self._router.get_facts(task.record.header.agent or HUB))
+        routing.check_push_support(
+            self._router.get_facts(task.record.header.agent or HUB, ctx.principal)
+        )
         await self._push.set(task, push, ctx.version, after=after)
 
     def _find_continued(self, ctx: RequestContext, request: Mapping[str, Any]) -> A2aTask | None:
@@ -208,9 +210,13 @@ class MessageSender:
         named = ""
         if not there.tool:
             named = router.match_skill(join_texts(message["parts"]), principal)
-            there = router.route(HUB, _name_skill(request, named), principal) if named else there
+            line, content = ("", message) if named else router.match_line(message, principal)
+            if skill := named or line:
+                there = router.route(HUB, _name_skill(request, skill), principal)
+        else:
+            content = message
         extra = NO_EXTRA
-        arguments, schema = self._build_arguments(principal, there, message, NOTHING, named)
+        arguments, schema = self._build_arguments(principal, there, content, NOTHING, named)
         if len(request) > 1 or ctx.extensions or not _PLAIN.issuperset(message):
             extra = self._collect_extra(ctx, there.agent, request)
         trace_context = ctx.trace_context or TraceContext(new_trace().id, "", "")
@@ -295,7 +301,7 @@ class MessageSender:
         assert task.owned is not None
         self._tasks.make_space(task.owned)
         task.owner = ctx.principal  # equal, with its present roles: after a restart too
-        facts = self._router.get_facts(header.agent or HUB)
+        facts = self._router.get_facts(header.agent or HUB, ctx.principal)
         routing.check_agent_requirements(facts, ctx.extensions, streamed)
         if facts is not HUB_FACTS:
             routing.check_media_types(facts, message["parts"])
@@ -340,10 +346,11 @@ class MessageSender:
 
     def _aim(self, task: A2aTask, request: Mapping[str, Any]) -> bool:
         """Adds the message to the arguments of the task's tool, or leads the task to the skill that
-        the message names: by metadata, or by a text that is a skill's id and cannot be an argument
-        of the tool. Returns False if there is no tool yet and the message names none."""
+        the message names: by metadata, or by a text that is or begins with a skill's id and cannot
+        be an argument of the tool. Returns False if there is no tool yet and the message names
+        none."""
         record, header, router = task.record, task.record.header, self._router
-        message, named = record.message, ""
+        message, named, line = record.message, "", ""
         known: Mapping[str, Any] = record.arguments
         there = Destination(header.agent, HUB_FACTS, header.tool, header.skill, False)
         if not header.agent:
@@ -352,8 +359,10 @@ class MessageSender:
                 text = join_texts(message["parts"])
                 if not header.tool or not self._takes_text(task, text):
                     named = router.match_skill(text, task.owner)
-                if named:
-                    chosen = router.route(HUB, _name_skill(request, named), task.owner)
+                    if not named:
+                        line, message = router.match_line(message, task.owner)
+                if skill := named or line:
+                    chosen = router.route(HUB, _name_skill(request, skill), task.owner)
             if not chosen.tool and not header.tool:
                 return False
             if chosen.tool in ("", header.tool):
@@ -391,7 +400,7 @@ class MessageSender:
 
     def _build_key(self, ctx: RequestContext) -> str:
         """A key counts per agent; the default agent has two paths and one name."""
-        return f"{self._router.get_facts(ctx.agent).name}\n{ctx.key}"
+        return f"{self._router.get_facts(ctx.agent, ctx.principal).name}\n{ctx.key}"
 
     def _note_key(self, ctx: RequestContext, task: A2aTask, message: Mapping[str, Any]) -> None:
         key, keys = self._build_key(ctx), task.record.header.sends
