@@ -104,6 +104,10 @@ class ClientSession:
         """Kinds whose change the server has announced."""
         self.wanted: set[str] = set()
         """Kinds that the client has listed since its last call."""
+        self.followed: set[str] = set()
+        """Kinds that the shared session lists differently now."""
+        self.is_compared = False
+        """Whether its lists were just read, and the shared ones are read to be compared to them."""
         self.read_at: dict[str, float] = {}
         """When each kind was read last."""
         self.reading: asyncio.Task[None] | None = None
@@ -286,10 +290,11 @@ class ClientSessions:
             self._leave(own)
 
     def reread(self, kinds_of: Callable[[Key], set[str]]) -> None:
-        """Reads lists of sessions again as if the server had announced their change."""
+        """Reads lists of sessions again after the shared ones have changed. The server has not
+        announced that here: what is found is no reason to read the shared lists again."""
         for key, own in self._sessions.items():
-            if kinds := kinds_of(key):
-                own.changed.update(kinds)
+            if (kinds := kinds_of(key)) and not own.is_compared:
+                own.followed.update(kinds)
                 self._start_reading(key, own)
 
     def catch_up(self, key: Key, kind: str) -> asyncio.Task[None] | None:
@@ -310,16 +315,18 @@ class ClientSessions:
     async def _read_changed(self, key: Key, own: ClientSession) -> None:
         pause = CHANGE_SECONDS
         try:
-            while own.changed or own.wanted:
+            while own.changed or own.wanted or own.followed:
                 await asyncio.sleep(pause)  # also bounds a server that announces all the time
                 await asyncio.wait([own.opening])
                 if own.session is None:
                     return
                 changed, own.changed = own.changed, set()
-                kinds, own.wanted = own.wanted | changed, set()
+                kinds = changed | own.wanted | own.followed
+                unasked = changed | own.followed
+                own.wanted, own.followed = set(), set()
                 own.read_at.update(dict.fromkeys(kinds, self._loop.time()))
                 with contextlib.suppress(HubError):
-                    await self._upstream.lists.read_client_lists(key, own, kinds, changed)
+                    await self._upstream.lists.read_client_lists(key, own, kinds, changed, unasked)
                 pause = pause_after_list(sum(own.session.sizes.values()))
         finally:
             own.reading = None
