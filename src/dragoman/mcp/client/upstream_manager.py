@@ -171,6 +171,12 @@ class UpstreamManager:
                 return False
         return bool(targets)
 
+    def begin_sessions(self, viewer: Viewer, may_use: Callable[[str], bool]) -> None:
+        for name, upstream in self._running.items():
+            sessions = upstream.client_sessions
+            if sessions.asked_at_start and may_use(name):
+                sessions.begin(viewer)
+
     # --- logins --------------------------------------------------------------------------------
 
     def list_needing_login(self, viewer: Viewer) -> frozenset[str]:

@@ -172,6 +172,14 @@ class Subscriptions:
             self._joined.add(client)
             self._clients.add(client)
 
+    def begin_sessions(self, client: ClientState) -> None:
+        """Has servers that ask their clients at the start of a session ask this one now, before its
+        first call; only those of which it sees anything."""
+        visibility = self._hub.visibility
+        if visibility is not None and not (self._closed or client.closed):
+            may_use = partial(self._sees_target, client)
+            visibility.begin_sessions(client.build_viewer(), may_use)
+
     def resume(self, client: ClientState, uris: Sequence[str]) -> None:
         """Subscribes a client to resources again, whose session another hub had, and tells it that
         what it knows may have changed meanwhile."""
@@ -564,7 +572,10 @@ class Subscriptions:
     def _may_read_log(self, server: str, client: ClientState) -> bool:
         if not self._hub.authorizer.decide_action(client.principal, REGISTRY).allowed:
             return False
-        return any(self._sees_any(kind, [server], client) for kind in self._hub.catalogs)
+        return self._sees_target(client, server)
+
+    def _sees_target(self, client: ClientState, target: str) -> bool:
+        return any(self._sees_any(kind, [target], client) for kind in self._hub.catalogs)
 
     def _on_updated(self, event: events.ResourceUpdated) -> None:
         name = next((one for one in _list_parents(event.name) if one in self._subscribers), None)
