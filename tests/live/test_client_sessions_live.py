@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,10 @@ def test_clients_without_elicitation_receive_pushed_notifications(
             assert state["remarks"] == ["clients of the handshake era use that era"]
 
 
+def _answer_roots(uri: str, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
+    return {"roots": [{"uri": uri}]}
+
+
 @pytest.mark.promise("B12", "B13")
 @pytest.mark.parametrize("begins", ["list", "call"])
 @pytest.mark.parametrize("transport", ["stdio", "http"])
@@ -183,7 +188,7 @@ def test_first_call_of_each_client_is_made_within_its_roots(
     for number in range(5):
         uri = f"file:///{number}"
         with connect(running, "2025-11-25", transport, {"roots": {}}) as client:
-            client.answering = lambda method, params, uri=uri: {"roots": [{"uri": uri}]}
+            client.answering = partial(_answer_roots, uri)
             if begins == "list":
                 client.request("tools/list")
             assert client.call("f.allowed")["result"]["content"][0]["text"] == uri

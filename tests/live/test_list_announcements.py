@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from tests.live.conftest import RunningHub
 from tests.live.matrix_client import Client
-from tests.live.matrix_fixture import Log, until
+from tests.live.matrix_fixture import Log
 from tests.live.matrix_transports import connect
-from tests.live.module_hub import run_module_hub
+from tests.live.module_hub import run_module_hub, until
 from tests.peers.process import HttpPeer, server_entry
 
 pytestmark = pytest.mark.promise("B5", "B12", "N1")
