@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from mcp.client.streamable_http import streamable_http_client
 from pydantic import FileUrl
 from tests.live.conftest import DRAGOMAN, RunningHub
+from tests.live.matrix_transports import connect
 from tests.live.unix_client import UnixClient
 from tests.peers import wire
 from tests.peers.process import HttpPeer, server_entry
@@ -167,6 +169,48 @@ def test_clients_without_elicitation_receive_pushed_notifications(
             assert ("mcp_w_extra" in [tool["name"] for tool in listed]) is not is_child
             (state,) = running.api("/api/mcp/servers")["connected"]
             assert state["remarks"] == ["clients of the handshake era use that era"]
+
+
+def _answer_roots(uri: str, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
+    return {"roots": [{"uri": uri}]}
+
+
+@pytest.mark.promise("B12", "B13")
+@pytest.mark.parametrize("begins", ["list", "call"])
+@pytest.mark.parametrize("transport", ["stdio", "http"])
+def test_first_call_of_each_client_is_made_within_its_roots(
+    transport: str, begins: str, hub: Callable[..., RunningHub]
+) -> None:
+    """Of a server that asks for them when a session begins, and acts on them some time later."""
+    config = '[mcp]\nstdio_expose = ["*"]\n'
+    running = hub(servers=[server_entry("f", "roots_server", era="legacy")], config=config)
+    running.wait_connected("f")
+    for number in range(5):
+        uri = f"file:///{number}"
+        with connect(running, "2025-11-25", transport, {"roots": {}}) as client:
+            client.answering = partial(_answer_roots, uri)
+            if begins == "list":
+                client.request("tools/list")
+            assert client.call("f.allowed")["result"]["content"][0]["text"] == uri
+
+
+@pytest.mark.promise("B12", "B13")
+def test_server_that_asks_at_the_start_asks_before_the_first_request(
+    hub: Callable[..., RunningHub],
+) -> None:
+    """Once the hub knows that, a client is asked when it has said `initialized`."""
+    config = '[mcp]\nstdio_expose = ["*"]\n'
+    running = hub(servers=[server_entry("f", "roots_server", era="legacy")], config=config)
+    running.wait_connected("f")
+    with connect(running, "2025-11-25", "stdio", {"roots": {}}) as first:
+        assert first.call("f.allowed")["result"]["content"][0]["text"] != "none"
+    with connect(running, "2025-11-25", "stdio", {"roots": {}}) as second:
+        wait_for(lambda: second.asked)
+        assert second.asked[0].method == "roots/list"
+    with connect(running, "2025-11-25", "stdio", {"sampling": {}}) as other:
+        other.request("ping")
+        assert running.api("/api/mcp/servers")["connected"][0].get("own_sessions", 0) <= 1
+        assert not other.asked
 
 
 class Window:

@@ -77,9 +77,11 @@ async def log(ctx: Context, a: Arguments) -> dict[str, Any]:
 
 
 async def change(ctx: Context, a: Arguments) -> dict[str, Any]:
-    """Adds or takes away a tool, prompt or resource, or changes the one that can be followed."""
+    """Adds or takes away a tool, prompt or resource, or changes the one that can be followed. It
+    announces that to each session, or to the caller alone; `nothing` changes no tool."""
     what = a["what"]
-    sessions = list(sdk_server.SESSIONS)
+    is_private = a.get("to") == "caller"
+    sessions = [ctx.session._connection] if is_private else list(sdk_server.SESSIONS)
     if what == "watched":
         uri = address("watched")
         VERSION["watched"] += 1
@@ -88,8 +90,9 @@ async def change(ctx: Context, a: Arguments) -> dict[str, Any]:
             if uri in HEARD.setdefault(connection, SessionSubscriptions()).uris:
                 await connection.send_resource_updated(uri)
         return text(f"version {VERSION['watched']}")
-    if what == "tools":
-        swap(TOOLS, "extra", {"name": "extra", "inputSchema": taking()})
+    if what in ("tools", "nothing"):
+        if what == "tools":
+            swap(TOOLS, "extra", {"name": "extra", "inputSchema": taking()})
         await BUS.publish(ToolsListChanged())
         for connection in sessions:
             await connection.send_tool_list_changed()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from dragoman.core.principal import Principal
@@ -141,6 +141,14 @@ class ListVisibility(Protocol):
 
     def list_client_only_names(self, kind: str) -> frozenset[str]:
         """Lists the canonical names that single clients alone have."""
+
+    def begin_sessions(self, viewer: Viewer, may_use: Callable[[str], bool]) -> None:
+        """Opens the sessions of a client, which is connected, with the targets that it may use and
+        that ask something when a session begins."""
+
+    def has_own_lists(self, kind: str, targets: Collection[str], viewer: Viewer) -> bool:
+        """Whether each of these targets has a list of its own for `viewer`, whose changes are
+        announced to that client by themselves."""
 
 
 class ListRefresher(Protocol):

@@ -45,8 +45,19 @@ log = logging.getLogger(__name__)
 CONNECTED_DOORS = frozenset({"mcp-stdio", "mcp-sse"})
 """Entry points whose clients are connected for as long as their session lasts."""
 PING_SECONDS = 2.0
-ROOTS_SECONDS = 5.0
-"""How long a new session waits for the roots that the server asks for at its start."""
+ASK_SECONDS = 1.0
+"""How long a new session waits for the question of a server that has asked at the start before."""
+ANSWER_SECONDS = 5.0
+"""How long a new session waits for the answers to what the server asks at its start."""
+ACT_SECONDS = 0.1
+"""A server acts on an answer after it has read it, and says nothing when it has: the roots of a
+client are looked up in the file system, for instance."""
+ASKING: Mapping[str, str] = {
+    "roots/list": "roots",
+    "sampling/createMessage": "sampling",
+    "elicitation/create": "elicitation",
+}
+"""The feature that a client declares for each question."""
 ROOTS_KEY = "roots"
 """The key of the hub's own question for the client's roots."""
 ROOTS_CHANGED = "notifications/roots/list_changed"
@@ -104,6 +115,10 @@ class ClientSession:
         """Kinds whose change the server has announced."""
         self.wanted: set[str] = set()
         """Kinds that the client has listed since its last call."""
+        self.followed: set[str] = set()
+        """Kinds that the shared session lists differently now."""
+        self.is_compared = False
+        """Whether its lists were just read, and the shared ones are read to be compared to them."""
         self.read_at: dict[str, float] = {}
         """When each kind was read last."""
         self.reading: asyncio.Task[None] | None = None
@@ -143,6 +158,8 @@ class ClientSessions:
         self._uses_roots = False
         """Whether the server asks for roots outside of calls: a client without an MCP session is
         then asked for its roots before a session is chosen for it."""
+        self.asked_at_start: set[str] = set()
+        """The features that the server asked for when sessions began."""
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -160,6 +177,8 @@ class ClientSessions:
             roots = _digest(call.answers[ROOTS_KEY])
         own, session = await self._enter(call, features, roots)
         try:
+            if own.is_new and await own.questions.wait_answered(ANSWER_SECONDS):
+                await self._let_act(session)
             own.is_new = False
             pending, ready = own.questions.take_pending(), asyncio.Event()
             if not own.client and any(request.method == "roots/list" for request in pending):
@@ -168,6 +187,7 @@ class ClientSessions:
             async def work(listener: RequestListener) -> tuple[Any, int]:
                 if pending:  # the answers may decide what the call does
                     await ready.wait()
+                    await self._let_act(session)
                 return await send(session, listener)
 
             call_secs = self._upstream.call_secs
@@ -286,10 +306,11 @@ class ClientSessions:
             self._leave(own)
 
     def reread(self, kinds_of: Callable[[Key], set[str]]) -> None:
-        """Reads lists of sessions again as if the server had announced their change."""
+        """Reads lists of sessions again after the shared ones have changed. The server has not
+        announced that here: what is found is no reason to read the shared lists again."""
         for key, own in self._sessions.items():
-            if kinds := kinds_of(key):
-                own.changed.update(kinds)
+            if (kinds := kinds_of(key)) and not own.is_compared:
+                own.followed.update(kinds)
                 self._start_reading(key, own)
 
     def catch_up(self, key: Key, kind: str) -> asyncio.Task[None] | None:
@@ -310,16 +331,18 @@ class ClientSessions:
     async def _read_changed(self, key: Key, own: ClientSession) -> None:
         pause = CHANGE_SECONDS
         try:
-            while own.changed or own.wanted:
+            while own.changed or own.wanted or own.followed:
                 await asyncio.sleep(pause)  # also bounds a server that announces all the time
                 await asyncio.wait([own.opening])
                 if own.session is None:
                     return
                 changed, own.changed = own.changed, set()
-                kinds, own.wanted = own.wanted | changed, set()
+                kinds = changed | own.wanted | own.followed
+                unasked = changed | own.followed
+                own.wanted, own.followed = set(), set()
                 own.read_at.update(dict.fromkeys(kinds, self._loop.time()))
                 with contextlib.suppress(HubError):
-                    await self._upstream.lists.read_client_lists(key, own, kinds, changed)
+                    await self._upstream.lists.read_client_lists(key, own, kinds, changed, unasked)
                 pause = pause_after_list(sum(own.session.sizes.values()))
         finally:
             own.reading = None
@@ -440,16 +463,63 @@ class ClientSessions:
         )
         questions.revision = session.revision
         try:
-            if "roots" in features:  # servers that use them ask for them first
-                with contextlib.suppress(HubError):
-                    await session.request("ping", {}, PING_SECONDS)
-                await questions.wait_answered(ROOTS_SECONDS)
+            await self._settle(session, features, questions)
             for uri in list(self._subscriptions.get(owner, ())):
                 await self._send_quietly(session, "resources/subscribe", uri)
         except BaseException:  # cancelled: only this task knows of the session yet
             await session.close()
             raise
         return session
+
+    async def _settle(
+        self, session: UpstreamSession, features: Mapping[str, Any], questions: SessionQuestions
+    ) -> None:
+        """Waits, bounded, for what the server asks when the session begins: the answers may decide
+        what the first call does."""
+        is_expected = self._will_ask(features)
+        if not is_expected and "roots" not in features:  # servers that use them ask for them first
+            return
+        await self._ping(session)
+        if is_expected:
+            await questions.wait_asked(ASK_SECONDS)
+        await questions.wait_answered(ANSWER_SECONDS)
+        if questions.has_asked:  # the answer is often sent by now
+            await self._let_act(session)
+        self.asked_at_start.update(ASKING[one] for one in questions.asked if one in ASKING)
+
+    def _will_ask(self, features: Mapping[str, Any]) -> bool:
+        return not self.asked_at_start.isdisjoint(features)
+
+    async def _let_act(self, session: UpstreamSession) -> None:
+        """Gives the server time to act on an answer; the busier it is, the longer."""
+        await self._ping(session)
+        await asyncio.sleep(ACT_SECONDS)
+        await self._ping(session)
+
+    async def _ping(self, session: UpstreamSession) -> None:
+        with contextlib.suppress(HubError):
+            await session.request("ping", {}, PING_SECONDS)
+
+    def begin(self, viewer: Viewer) -> None:
+        """Opens the client's session before its first call if the server will ask it something.
+        No other session is ended for that."""
+        shared = self._upstream.connection.session
+        if not viewer.client or shared is None:
+            return
+        features = self._upstream.choice.find_declared(shared, viewer)
+        if not features or not self._will_ask(features) or self.find(viewer, features):
+            return
+        most = self._limits.max_sessions
+        mine = sum(1 for own in self._sessions.values() if own.principal == viewer.principal)
+        if mine < most // 2 and len(self._sessions) < most:
+            self._background.spawn(self._open(viewer, features))
+
+    async def _open(self, viewer: Viewer, features: Mapping[str, Any]) -> None:
+        try:
+            async with self.use(viewer, features):
+                pass
+        except SessionNotOpened as problem:  # the first call tries it again
+            log.info('server "%s": no session was opened early: %s', self._server, problem)
 
     def _note_opened(self, key: Key, own: ClientSession) -> None:
         session = own.session

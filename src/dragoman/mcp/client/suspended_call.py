@@ -8,6 +8,7 @@ that belong to no call. Neither knows how messages travel.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
@@ -260,7 +261,9 @@ class SessionQuestions:
         self._asker = asker
         self.revision: Revision = LATEST_HANDSHAKE
         """The revision that the server speaks."""
-        self.has_asked = False
+        self.asked: set[str] = set()
+        """The methods of the questions so far."""
+        self._has_asked = asyncio.Event()
         self._pending: list[UpstreamRequest] = []
         self._answering: set[asyncio.Task[None]] = set()
         self.listener = RequestListener(client=viewer.client, ask=self._ask)
@@ -275,10 +278,22 @@ class SessionQuestions:
         if not self._ask(request):
             request.refuse(REFUSED, "the question cannot be put to the client")
 
-    async def wait_answered(self, seconds: float) -> None:
-        """Waits until the client has answered the questions so far."""
-        if self._answering:
-            await asyncio.wait(self._answering, timeout=seconds)
+    @property
+    def has_asked(self) -> bool:
+        return self._has_asked.is_set()
+
+    async def wait_asked(self, seconds: float) -> None:
+        """Waits until the server has asked anything."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._has_asked.wait()
+
+    async def wait_answered(self, seconds: float) -> bool:
+        """Waits until the client has answered the questions so far; False if there are none."""
+        if not self._answering:
+            return False
+        await asyncio.wait(self._answering, timeout=seconds)
+        return True
 
     def close(self) -> None:
         for request in self.take_pending():
@@ -287,7 +302,8 @@ class SessionQuestions:
             task.cancel()
 
     def _ask(self, request: UpstreamRequest) -> bool:
-        self.has_asked = True
+        self.asked.add(request.method)
+        self._has_asked.set()
         question = question_from_request(request.method, request.params)
         if question is None or not is_answerable(question, self._features):
             return False

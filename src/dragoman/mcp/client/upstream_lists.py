@@ -34,6 +34,7 @@ from dragoman.mcp.client.catalog_sync import (
 )
 from dragoman.mcp.client.client_sessions import ClientSession, Key, SessionNotOpened
 from dragoman.mcp.client.session import MAX_ENTRIES, UpstreamSession
+from dragoman.mcp.config import StdioTransport
 from dragoman.mcp.protocol.elicitation import TASKS_ONLY, select_askable
 from dragoman.mcp.protocol.revisions import Revision
 
@@ -55,6 +56,8 @@ RETRY_SECONDS = 60.0
 """How long a profile that could not be read is not tried again."""
 DEPENDS = "its lists depend on what a client can be asked"
 
+Entries = dict[str, Any]
+"""The entries of a list, by name."""
 Owner = Hashable
 """Who owns a session whose lists are kept separately: the key of a client's session."""
 HANDSHAKE_OWNER = "the shared session of the handshake era"
@@ -98,7 +101,9 @@ class UpstreamLists:
         """All names that the shared session ever listed: those it dropped exist for no client."""
         self._profiles: dict[str, _Profile] = {}
         self._own: dict[Owner, dict[str, list[Any]]] = {}
-        """The lists of own sessions that have announced a change."""
+        """The lists of own sessions that differ from what all clients of their profile see."""
+        self._seen: dict[Owner, dict[str, Entries]] = {}
+        """What the clients of these sessions saw when they were last notified."""
         self._extra: dict[str, dict[str, Any]] = {}
         """Entries published beyond the shared lists, by kind and name."""
         self.differs = False
@@ -119,6 +124,8 @@ class UpstreamLists:
         self._reading: Collection[str] = frozenset()
         """Kinds that have changed and are being read."""
         self._refreshing: asyncio.Future[None] | None = None
+        self._current: asyncio.Future[None] | None = None
+        """Done when the lists that are being read now were read, or could not be."""
 
     # --- changes -------------------------------------------------------------------------------
 
@@ -170,6 +177,8 @@ class UpstreamLists:
         stale, self._stale = self._stale, set()
         announced, self._announced = self._announced, set()
         refreshing, self._refreshing = self._refreshing, None
+        self._current = refreshing or asyncio.get_running_loop().create_future()
+        refreshing, before = self._current, dict(self._entries)
         try:
             # Another session is opened only if a change is likely.
             seconds = self._upstream.connection.start_seconds if dirty else 0
@@ -186,9 +195,16 @@ class UpstreamLists:
                 self._upstream.client_sessions.reread(
                     lambda key: dirty & set(self._own.get(key, ()))
                 )
-            self._announce(announced)
+            # Clients are notified of what was published anyway, and once is enough.
+            changed = {
+                KINDS[kind].changed
+                for kind in announced
+                if self._entries.get(kind) != before.get(kind)
+            }
+            self._announce({kind for kind in announced if KINDS[kind].changed not in changed})
         finally:
             self._reading = frozenset()
+            self._current = None
             resolve(refreshing, None)
         size = sum(session.sizes.get(KINDS[kind].method, 0) for kind in dirty | stale)
         return pause_after_list(size, self._upstream.catalog.spent)
@@ -366,8 +382,24 @@ class UpstreamLists:
         session = self._upstream.connection.session
         await self._republish(session, lists)
 
+    async def _set_client_lists(self, key: Key, profile: str, lists: Lists) -> None:
+        """Keeps what a client's session lists, unless all clients of its profile see the same."""
+        differing: Lists = {}
+        for kind, entries in lists.items():
+            if isinstance(entries, HubError):
+                continue
+            if _index(kind, entries) != self._list_visible(kind, ListView(None, profile)):
+                differing[kind] = entries
+            elif (kept := self._own.get(key)) is not None and kept.pop(kind, None) is not None:
+                if not kept:
+                    del self._own[key]
+                await self._republish(self._upstream.connection.session, [kind])
+        if differing:
+            await self._set_own(key, differing)
+
     def drop_own(self, owner: Owner) -> None:
         """Drops the lists of a session that has ended."""
+        self._seen.pop(owner, None)
         own = self._own.pop(owner, None)
         connection = self._upstream.connection
         if own and connection.state != "stopped":
@@ -376,24 +408,65 @@ class UpstreamLists:
     # --- own and handshake sessions ------------------------------------------------------------
 
     async def read_client_lists(
-        self, key: Key, own: ClientSession, kinds: set[str], announced: set[str]
+        self, key: Key, own: ClientSession, kinds: set[str], announced: set[str], unasked: set[str]
     ) -> None:
-        """Reads lists of an own session that may have changed; some changes were announced."""
+        """Reads lists of an own session that may have changed. The server has announced a change of
+        some, and the client does not wait for those that are `unasked`: it is notified of them if
+        it sees something else than before."""
         upstream, session = self._upstream, own.session
         if session is None:
             return
-        lists = await upstream.catalog.fetch_lists(session, kinds)
-        shared = upstream.connection.session
         profile = build_profile(own.features)
-        if own.is_new and profile != PLAIN and shared is not None:
+        view = ListView(key, profile)
+        lists = await upstream.catalog.fetch_lists(session, kinds)
+        if not isinstance(upstream.entry.transport, StdioTransport):  # one process serves all
+            await self._compare_shared(own, view, {kind: lists[kind] for kind in announced})
+        seen = self._seen.setdefault(key, {})
+        for kind in kinds:  # what all clients saw until now, where nothing is kept separately
+            seen.setdefault(kind, self._list_visible(kind, view))
+        if own.is_new and profile != PLAIN and upstream.connection.session is not None:
             # Entries that depend on the client are often added after the handshake.
-            await self._learn_profile(shared, profile, lists)
+            await self._learn_profile(upstream.connection.session, profile, lists)
         else:
-            await self._set_own(key, lists)
-        for kind in announced:
-            upstream.bus.emit(ClientListChanged(own.owner, kind))
-        if announced and session.wire.supports_sessions:  # one process serves all sessions
-            self.mark_changed(announced)
+            await self._set_client_lists(key, profile, lists)
+        for kind in kinds:
+            visible = self._list_visible(kind, view)
+            differs = visible != seen[kind]
+            if differs and kind in unasked:
+                upstream.bus.emit(ClientListChanged(own.owner, kind))
+            elif differs:  # the client has asked for it, or is notified when it is announced
+                continue
+            del seen[kind]
+            if kind in self._own.get(key, ()):
+                seen[kind] = visible
+
+    async def _compare_shared(self, own: ClientSession, view: ListView, lists: Lists) -> None:
+        """Reads the shared lists again if a change that was announced on an own session is one:
+        servers often announce what has changed for all clients only to the one that caused it."""
+        own.is_compared = True
+        try:
+            if self._current is not None and self._find_unexpected(view, lists):
+                await self._wait_read(self._current)
+            if unexpected := self._find_unexpected(view, lists):
+                self._dirty.update(unexpected)
+                readings = [self.refresh(kind) for kind in unexpected]  # all the same
+                await self._wait_read(readings[0])
+        finally:
+            own.is_compared = False
+
+    async def _wait_read(self, reading: asyncio.Future[None]) -> None:
+        await asyncio.wait([reading], timeout=self._upstream.limits.list_secs)
+
+    def _find_unexpected(self, view: ListView, lists: Lists) -> list[str]:
+        """Returns the kinds that an own session lists otherwise than it did, and than all clients
+        of its profile see."""
+        return [
+            kind
+            for kind, entries in lists.items()
+            if isinstance(entries, list)
+            and entries != self._own.get(view.owner, {}).get(kind)
+            and _index(kind, entries) != self._list_visible(kind, ListView(None, view.profile))
+        ]
 
     async def add_handshake_session(self, session: UpstreamSession) -> None:
         """Reads the second shared session; announces the lists that differ from the first one."""
@@ -466,6 +539,17 @@ class UpstreamLists:
         for one in profiles:
             visible.update(_name(kind, entry) for entry in one.entries.get(kind, ()))
         return visible - (known - shared)
+
+    def _list_visible(self, kind: str, view: ListView) -> Entries:
+        """Returns the entries that such a client sees, by name."""
+        shared = _index(kind, self._entries.get(kind, ()))
+        listed = {**self._extra.get(kind, {}), **shared}
+        return {name: listed[name] for name in self._find_visible(kind, view) if name in listed}
+
+    def has_own(self, kind: str, viewer: Viewer) -> bool:
+        """Whether the list of the client's own session is kept separately."""
+        owner = self.find_view(viewer).owner
+        return owner != HANDSHAKE_OWNER and kind in self._own.get(owner, ())
 
     async def check(self, call: Call) -> None:
         """Raises `NotFound` for what the server does not list to the client. What the client's own
@@ -558,6 +642,10 @@ class UpstreamLists:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._background.close(grace=self._upstream.limits.stop_secs)
+
+
+def _index(kind: str, entries: Iterable[Any]) -> Entries:
+    return {_name(kind, entry): entry for entry in entries}
 
 
 def _name(kind: str, entry: Any) -> str:

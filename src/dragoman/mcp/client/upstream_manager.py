@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -161,6 +161,21 @@ class UpstreamManager:
             if upstream.lists.differs:
                 names |= upstream.lists.list_client_only_names(kind)
         return names
+
+    def has_own_lists(self, kind: str, targets: Collection[str], viewer: Viewer) -> bool:
+        for name in targets:
+            upstream = self._running.get(name)
+            if upstream is None or not upstream.lists.differs:
+                return False
+            if not upstream.lists.has_own(kind, viewer):
+                return False
+        return bool(targets)
+
+    def begin_sessions(self, viewer: Viewer, may_use: Callable[[str], bool]) -> None:
+        for name, upstream in self._running.items():
+            sessions = upstream.client_sessions
+            if sessions.asked_at_start and may_use(name):
+                sessions.begin(viewer)
 
     # --- logins --------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from dragoman.core.call import NOTHING
+from dragoman.core.ports import Viewer
 from dragoman.core.principal import Principal
 from dragoman.core.tool_filter import View
 from dragoman.mcp.protocol.revisions import OLDEST, Revision
@@ -68,6 +69,10 @@ class ClientState:
 
     is_of_another_hub = False
     """Whether another hub has sent a message of it here."""
+
+    def build_viewer(self) -> Viewer:
+        """Describes a client with a session."""
+        return Viewer(self.principal, self.client, self.door, self.revision.name, self.features)
 
     @property
     def is_reachable(self) -> bool:

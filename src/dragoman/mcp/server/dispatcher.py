@@ -272,6 +272,7 @@ class McpServer:
             pass  # without a session nothing is kept
         elif message["method"] == INITIALIZED:
             self.subscriptions.join(client)
+            self.subscriptions.begin_sessions(client)
         elif message["method"] == ROOTS_CHANGED:
             self.hub.bus.emit(RootsChanged(client.client))
 
@@ -330,6 +331,8 @@ class McpServer:
             await refresher.refresh(kind)
         if visibility is None:
             return NO_NAMES
+        if request.client.client:
+            self.subscriptions.begin_sessions(request.client)
         viewer = _viewer_from_request(request)
         if (pending := visibility.prepare(kind, viewer)) is not None:
             await pending

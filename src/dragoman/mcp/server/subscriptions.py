@@ -153,6 +153,8 @@ class Subscriptions:
         ]
         self._announced: dict[str, set[str]] = {}
         """Kinds, and the targets that announced a change of such a list."""
+        self._owners: dict[str, set[str]] = {}
+        """Methods, and the clients whose own list has changed."""
         self._notified_at: dict[str, float] = {}
         """When clients were last notified, by method."""
         hub.bus.observe(events.ResourceUpdated, self._on_updated)
@@ -169,6 +171,14 @@ class Subscriptions:
             self._remember_lists()
             self._joined.add(client)
             self._clients.add(client)
+
+    def begin_sessions(self, client: ClientState) -> None:
+        """Has servers that ask their clients at the start of a session ask this one now, before its
+        first call; only those of which it sees anything."""
+        visibility = self._hub.visibility
+        if visibility is not None and not (self._closed or client.closed):
+            may_use = partial(self._sees_target, client)
+            visibility.begin_sessions(client.build_viewer(), may_use)
 
     def resume(self, client: ClientState, uris: Sequence[str]) -> None:
         """Subscribes a client to resources again, whose session another hub had, and tells it that
@@ -414,15 +424,9 @@ class Subscriptions:
         return tools, self._hub.authorizer.version
 
     def _notify_owner(self, event: events.ClientListChanged) -> None:
-        method = _CHANGED[event.kind]
-        for client in tuple(self._joined):
-            if owner_key(client.client, client.principal) == event.owner:
-                client.notify(_ENCODED[method])
-        for stream in tuple(self._streams):
-            client = stream.client
-            is_owner = owner_key(client.client, client.principal) == event.owner
-            if is_owner and method in stream.kinds and stream.early is None:
-                self._send(stream, stream.encode(method))
+        if self._joined or self._streams:
+            self._owners.setdefault(_CHANGED[event.kind], set()).add(event.owner)
+            self._notify_soon(CHANGE_PAUSE)
 
     def _on_change(self, kind: str) -> None:
         if self._joined or self._streams:
@@ -446,24 +450,49 @@ class Subscriptions:
         self._notify_timer = None
         changed: dict[str, bool] = {}
         """The methods, and whether the list has changed for every client."""
+        targets: dict[str, set[str]] = {}
+        """The kinds of such lists, and the targets whose entries have changed."""
         for kind in self._changed:
             before, now = self._known.get(kind), self._take_snapshot(kind)
             if now == before:
                 continue
             self._known[kind] = now
             is_other = before is None or before[0] != now[0]
+            if is_other:
+                targets[kind] = _find_changed_targets(before[0] if before else (), now[0])
             changed[_CHANGED[kind]] = changed.get(_CHANGED[kind], False) or is_other
         self._changed.clear()
-        for method in sorted(changed):
-            check = self._build_view_check(method)
-            if changed[method]:
-                self._notify_list(method, partial(_needs_notice, check))
-            else:
-                self._notify_list(method, check)
+        owners, self._owners = self._owners, {}
+        for method in sorted({*changed, *owners}):
+            concerns: Callable[[ClientState], bool] = _is_never
+            if method in changed:
+                self._notified_at[method] = monotonic()
+                concerns = self._build_view_check(method)
+            if changed.get(method):
+                found = {kind: targets[kind] for kind in targets if _CHANGED[kind] == method}
+                concerns = partial(self._needs_notice, concerns, found)
+            self._notify_list(method, partial(_is_owner_or, concerns, owners.get(method, ())))
         self._notify_announced(changed)
 
+    def _needs_notice(
+        self,
+        check: Callable[[ClientState], bool],
+        changed: Mapping[str, Collection[str]],
+        client: ClientState,
+    ) -> bool:
+        """Of a changed catalog: a client of a view learns of changes in that view alone, and one
+        that has a list of its own from each of the `changed` targets is notified of that alone."""
+        if not all(self._has_own_lists(kind, changed[kind], client) for kind in changed):
+            return not client.view.name or check(client)
+        return False
+
+    def _has_own_lists(self, kind: str, targets: Collection[str], client: ClientState) -> bool:
+        visibility = self._hub.visibility
+        if visibility is None or not client.client:
+            return False
+        return visibility.has_own_lists(kind, targets, client.build_viewer())
+
     def _notify_list(self, method: str, concerns: Callable[[ClientState], bool]) -> None:
-        self._notified_at[method] = monotonic()
         for client in tuple(self._joined):
             if concerns(client):
                 client.notify(_ENCODED[method])
@@ -484,7 +513,13 @@ class Subscriptions:
                 self._announced[kind] = targets
                 self._notify_soon(pause)
             else:
-                self._notify_list(method, partial(self._sees_any, kind, targets))
+                self._notified_at[method] = monotonic()
+                self._notify_list(method, partial(self._concerns_announced, kind, targets))
+
+    def _concerns_announced(self, kind: str, targets: set[str], client: ClientState) -> bool:
+        if self._has_own_lists(kind, targets, client):
+            return False
+        return self._sees_any(kind, targets, client)
 
     def _sees_any(self, kind: str, targets: Collection[str], client: ClientState) -> bool:
         catalog, sees = self._hub.catalogs[kind], self._hub.authorizer.can_see
@@ -537,7 +572,10 @@ class Subscriptions:
     def _may_read_log(self, server: str, client: ClientState) -> bool:
         if not self._hub.authorizer.decide_action(client.principal, REGISTRY).allowed:
             return False
-        return any(self._sees_any(kind, [server], client) for kind in self._hub.catalogs)
+        return self._sees_target(client, server)
+
+    def _sees_target(self, client: ClientState, target: str) -> bool:
+        return any(self._sees_any(kind, [target], client) for kind in self._hub.catalogs)
 
     def _on_updated(self, event: events.ResourceUpdated) -> None:
         name = next((one for one in _list_parents(event.name) if one in self._subscribers), None)
@@ -604,9 +642,22 @@ def _find_flaw(wanted: Any) -> str | None:
     return find_task_ids_error(wanted)
 
 
-def _needs_notice(check: Callable[[ClientState], bool], client: ClientState) -> bool:
-    """Of a changed catalog: a client of a view learns of changes in that view alone."""
-    return not client.view.name or check(client)
+def _find_changed_targets(before: Sequence[Tool], now: Sequence[Tool]) -> set[str]:
+    """Returns the targets whose tools have changed."""
+    known, found = {id(tool) for tool in before}, {id(tool) for tool in now}
+    return {tool.target.name for tool in before if id(tool) not in found} | {
+        tool.target.name for tool in now if id(tool) not in known
+    }
+
+
+def _is_never(client: ClientState) -> bool:
+    return False
+
+
+def _is_owner_or(
+    concerns: Callable[[ClientState], bool], owners: Collection[str], client: ClientState
+) -> bool:
+    return owner_key(client.client, client.principal) in owners or concerns(client)
 
 
 def _list_parents(name: str) -> Iterator[str]:
