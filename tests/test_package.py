@@ -155,7 +155,7 @@ def test_image_command_works_with_its_environment(installed: Path, short_tmp: Pa
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     ) as hub:  # fmt: skip
         try:
-            until(lambda: (home / "daemon.json").exists(), 20)
+            until(lambda: (home / "daemon.json").exists(), 60)
             assert run_installed(installed, short_tmp, *health[1:], **environment).returncode == 0
             url = json.loads((home / "daemon.json").read_text(encoding="utf-8"))["url"]
             assert wire.get(f"{url}/healthz", {"Host": "10.0.0.7"}).status == 200

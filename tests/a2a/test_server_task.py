@@ -151,13 +151,13 @@ async def test_acknowledged_task_outlasts_the_troubles_of_its_hub() -> None:
     tasks.insert(task)
     render_task(task)  # its client knows of it
     task.begin()
-    assert await task.until(lambda one: bool(one.message), 20)
+    assert await task.until(lambda one: bool(one.message), 60)
     assert "the database is away" in text(render_task(task)["status"]["message"])
-    assert await task.until(lambda one: one.state == INPUT_REQUIRED, 20)
+    assert await task.until(lambda one: one.state == INPUT_REQUIRED, 60)
     # The answer is kept as well, and given once.
     troubled.errors = [StorageFailed("the database is away again")]
     task.answer({"choice": "this"})
-    assert await task.until(lambda one: one.finished, 20) and task.state == COMPLETED
+    assert await task.until(lambda one: one.finished, 60) and task.state == COMPLETED
     assert troubled.given == [(None, None)] * 4 + [({"choice": "this"}, "h")] * 2
     await tasks.close()
 
@@ -174,7 +174,7 @@ async def test_decisions_and_what_reached_its_target_end_a_task(error: HubError)
     tasks.insert(task)
     render_task(task)
     task.begin()
-    assert await task.until(lambda one: one.finished, 20) and task.state == REJECTED
+    assert await task.until(lambda one: one.finished, 60) and task.state == REJECTED
     assert len(troubled.given) == 1
     await tasks.close()
 
@@ -188,7 +188,7 @@ async def test_task_that_is_put_back_can_be_cancelled_and_ends_with_its_hub() ->
         tasks.insert(task)
         render_task(task)
         task.begin()
-        assert await task.until(lambda one: bool(one.message), 20)
+        assert await task.until(lambda one: bool(one.message), 60)
         await asyncio.sleep(0)
         if end == "cancel":
             assert task.cancel()
@@ -203,7 +203,7 @@ async def test_task_that_no_client_knows_of_fails_at_once() -> None:
     task = build_task(ME, troubled.work, "t1")
     tasks.insert(task)
     task.begin()
-    assert await task.until(lambda one: one.finished, 20)
+    assert await task.until(lambda one: one.finished, 60)
     assert isinstance(task.error, StorageFailed) and len(troubled.given) == 1
     await tasks.close()
 

@@ -211,7 +211,7 @@ def test_each_http_server_response_has_its_own_fix(terminal: Terminal, answers: 
         states = terminal.run("servers", "--json").json()
         return "starting" not in json.dumps(states)
 
-    until(failed, 20)
+    until(failed, 60)
     found = terminal.run("doctor", "--json").json()["checks"]
     problems = {one["check"]: one for one in found if one["level"] == "problem"}
     for name, fix in expected.items():

@@ -28,7 +28,7 @@ FLAGS = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
     *("--disable-background-networking", "--disable-component-update"),
 )
-READY_MS = 10_000
+READY_MS = 60_000
 FIND_FAINT_TEXT = (Path(__file__).parent / "find_faint_text.js").read_text(encoding="utf-8")
 RUN_AXE = """
 async (rules) => (await axe.run({ resultTypes: ["violations"], rules })).violations

@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser
-from tests.console.browser import MISSING, BrowserTab, find_browser, run_browser
+from playwright.sync_api import Browser, expect
+from tests.console.browser import MISSING, READY_MS, BrowserTab, find_browser, run_browser
 from tests.live.conftest import RunningHub
+
+expect.set_options(timeout=READY_MS)  # tests run on busy machines, too
 
 
 @pytest.fixture(scope="module")

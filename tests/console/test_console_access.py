@@ -281,7 +281,7 @@ def test_a_key_has_its_own_rights_in_the_console_and_ends_with_it(hub: RunningHu
             assert other.http.get("/").status_code == 401
             assert other.http.get("/console/").headers["location"] == "/console/login"
             assert hub.command("keys", "revoke", "reader").returncode == 0
-            until(lambda: visitor.http.get("/api/session").status_code == 401, 5)
+            until(lambda: visitor.http.get("/api/session").status_code == 401, 60)
     finally:
         hub.headers = {}
 

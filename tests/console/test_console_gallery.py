@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, expect
-from tests.console.browser import BrowserTab, create_link
+from tests.console.browser import READY_MS, BrowserTab, create_link
 from tests.console.gallery import AFTER, Gallery, run_gallery
 from tests.live.conftest import RunningHub
 
@@ -65,7 +65,7 @@ def gallery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gallery]:
 
 def settle(tab: BrowserTab) -> None:
     """Waits until no list of the screen is being read."""
-    expect(tab.page.locator("[aria-busy=true], .waiting")).to_have_count(0, timeout=20_000)
+    expect(tab.page.locator("[aria-busy=true], .waiting")).to_have_count(0, timeout=READY_MS)
 
 
 def take_picture(tab: BrowserTab, name: str, size: dict[str, int], theme: str) -> None:
@@ -99,7 +99,7 @@ def _call_tool(page: Page) -> None:
 
 
 def _wait_for_doctor(page: Page) -> None:
-    expect(page.get_by_text("The doctor is looking")).to_have_count(0, timeout=20_000)
+    expect(page.get_by_text("The doctor is looking")).to_have_count(0, timeout=READY_MS)
 
 
 ACTIONS = {("playground", 1280): _call_tool, ("playground", 390): _call_tool}
@@ -338,7 +338,7 @@ def test_a_restarted_hub_is_noticed(gallery: Gallery, open_tab: OpenTab) -> None
     expect(tab.page.locator("#live")).to_have_text("live")
     assert gallery.hub.stop() == 0
     expect(tab.page.locator("#live")).to_have_text(
-        re.compile("reconnecting|offline"), timeout=20_000
+        re.compile("reconnecting|offline"), timeout=READY_MS
     )
     port = gallery.hub.url.rpartition(":")[2]
     file = gallery.hub.home / "config.toml"
@@ -346,7 +346,9 @@ def test_a_restarted_hub_is_noticed(gallery: Gallery, open_tab: OpenTab) -> None
     file.write_text(text, encoding="utf-8")
     again = RunningHub(gallery.hub.home, [], {})
     try:
-        expect(tab.page.locator("#signed-out")).to_contain_text("dragoman console", timeout=30_000)
+        expect(tab.page.locator("#signed-out")).to_contain_text(
+            "dragoman console", timeout=READY_MS
+        )
         expect(tab.page.locator("#live")).to_have_text("signed out")
     finally:
         problems = again.finish()

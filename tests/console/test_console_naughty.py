@@ -14,7 +14,7 @@ from urllib.parse import quote, urlsplit
 
 import pytest
 from playwright.sync_api import Request, expect
-from tests.console.browser import BrowserTab, create_link
+from tests.console.browser import READY_MS, BrowserTab, create_link
 from tests.console.naughty import PAYLOADS, load_texts, split
 from tests.live.conftest import RunningHub
 from tests.live.module_hub import run_module_hub, until
@@ -391,7 +391,7 @@ def test_no_result_answer_or_log_runs(place: Place, open_tab: OpenTab) -> None:
     tab = open_tab(place.hub).sign_in("/playground?tool=names.rich")
     watch = Watch(tab)
     tab.page.get_by_role("button", name="Call", exact=True).click()
-    tab.page.wait_for_selector(".out .badge.good", timeout=20_000)
+    tab.page.wait_for_selector(".out .badge.good", timeout=READY_MS)
     for one in tab.page.locator(".out details:not([open])").all():
         one.evaluate("element => { element.open = true; }")
     while (more := tab.page.locator(".out button:has-text(' more')")).count():

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import expect
-from tests.console.browser import BrowserTab, create_link
+from tests.console.browser import READY_MS, BrowserTab, create_link
 from tests.live.conftest import RunningHub
 from tests.live.module_hub import run_module_hub
 from tests.peers.process import server_entry
@@ -144,12 +144,12 @@ def test_it_follows_the_hub_and_says_when_it_cannot(hub: RunningHub, open_tab: O
     tab.page.wait_for_selector("td >> text=failed")
 
     tab.context.set_offline(True)
-    tab.page.wait_for_selector("#live >> text=/reconnecting|offline/", timeout=20_000)
+    tab.page.wait_for_selector("#live >> text=/reconnecting|offline/", timeout=READY_MS)
     tab.context.set_offline(False)
-    tab.page.wait_for_selector("#live >> text=live", timeout=20_000)
+    tab.page.wait_for_selector("#live >> text=live", timeout=READY_MS)
 
     assert hub.command("console", "logout").returncode == 0
-    tab.page.wait_for_selector("#signed-out", timeout=20_000)
+    tab.page.wait_for_selector("#signed-out", timeout=READY_MS)
     assert "dragoman console" in tab.page.inner_text("#signed-out")
 
 
@@ -184,12 +184,12 @@ def test_a_restart_of_the_hub_ends_the_session_and_the_page_says_so(
     tab.expected.append(r"ERR_|401")
     tab.page.wait_for_selector("#live >> text=live")
     assert not first.finish()
-    tab.page.wait_for_selector("#live >> text=/reconnecting|offline/", timeout=20_000)
+    tab.page.wait_for_selector("#live >> text=/reconnecting|offline/", timeout=READY_MS)
     tab.page.click("#nav >> text=Tools")  # its module was not loaded yet
     tab.page.wait_for_selector("#main .problem")
     second = RunningHub(short_tmp, [], {})
     try:
-        tab.page.wait_for_selector("#signed-out", timeout=30_000)
+        tab.page.wait_for_selector("#signed-out", timeout=READY_MS)
         tab.page.goto(create_link(second))
         tab.page.wait_for_selector("#live >> text=live")
     finally:

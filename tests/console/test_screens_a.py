@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import expect
-from tests.console.browser import BrowserTab
+from tests.console.browser import READY_MS, BrowserTab
 from tests.live.conftest import RunningHub
 from tests.live.module_hub import run_module_hub, until
 from tests.peers import wire
@@ -105,7 +105,7 @@ def test_an_empty_hub_leads_to_the_first_call(open_tab: OpenTab) -> None:
         assert not tab.find_axe_problems()
         tab.page.click("text=Add the example")
         call = tab.page.locator(".try button").first
-        expect(call).to_be_focused(timeout=20_000)
+        expect(call).to_be_focused(timeout=READY_MS)
         tab.page.keyboard.press("Enter")
         tab.wait_text("the digest of an approved definition")
         tab.page.select_option(".steps select", "claude-code")
@@ -122,7 +122,7 @@ def test_an_empty_hub_leads_to_the_first_call(open_tab: OpenTab) -> None:
         expect(edge).to_have_attribute("aria-label", re.compile("1 call;"))
         edge.evaluate("element => { element.wasHere = true; }")
         hub.call("guide.message", ask)
-        expect(edge).to_have_attribute("aria-label", re.compile("2 calls"), timeout=15_000)
+        expect(edge).to_have_attribute("aria-label", re.compile("2 calls"), timeout=READY_MS)
         assert edge.evaluate("element => element.wasHere")  # updated in place
         tab.page.focus(".map [tabindex='0']")
         tab.page.keyboard.press("End")
@@ -260,7 +260,7 @@ def test_approvals_are_decided_on_a_phone(place: Place, open_tab: OpenTab) -> No
             held.pop().continue_()
         tab.page.unroute(STREAM)
         card = tab.page.locator("article")
-        expect(card).to_contain_text("it moves money", timeout=10_000)
+        expect(card).to_contain_text("it moves money", timeout=READY_MS)
         expect(card).to_contain_text("<b>site</b>")
         expect(card.locator(".left")).to_have_text(re.compile(r"^9:\d\d left$"))
         assert not tab.page.evaluate("document.documentElement.scrollWidth > window.innerWidth")

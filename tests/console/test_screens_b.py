@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
-from tests.console.browser import BrowserTab
+from tests.console.browser import READY_MS, BrowserTab
 from tests.live.conftest import RunningHub
 from tests.live.module_hub import run_module_hub, until
 from tests.peers import wire
@@ -114,7 +114,8 @@ def hub(tmp_path_factory: pytest.TempPathFactory, model: ScriptedModel) -> Itera
         folder.mkdir(parents=True, mode=0o700)
         (folder / "agent.toml").write_text(AGENT.format(url=model.url), encoding="utf-8")
         running.wait_connected("matrix", "shapes", timeout=60)
-        until(lambda: running.api("/api/agents")["total"], 20)
+        until(lambda: running.api("/api/agents")["total"], 60)
+        until(lambda: "no token given" in json.dumps(running.api("/api/mcp/servers")), 60)
         yield running
 
 
@@ -277,7 +278,7 @@ def test_limits_say_who_holds_forty_streams(hub: RunningHub, open_tab: OpenTab) 
         tab.wait_text("holds the most streams: 40", ".sum")
         row = tab.page.locator("tr:has-text('cursor-hungry')")
         expect(row).to_contain_text("40")
-    expect(tab.page.locator(".sum")).not_to_contain_text("cursor-hungry", timeout=10_000)
+    expect(tab.page.locator(".sum")).not_to_contain_text("cursor-hungry", timeout=READY_MS)
 
     tab.open("/views?client=cursor-one")
     tab.wait_text("gets the view few", ".sum")
@@ -290,7 +291,7 @@ def test_limits_say_who_holds_forty_streams(hub: RunningHub, open_tab: OpenTab) 
 @pytest.mark.promise("U7")
 def test_health_has_findings_with_fixes_and_plots(hub: RunningHub, open_tab: OpenTab) -> None:
     tab = open_tab(hub).sign_in("/health")
-    tab.page.get_by_text("checks are fine").wait_for(timeout=20_000)
+    tab.page.get_by_text("checks are fine").wait_for(timeout=READY_MS)
     finding = tab.page.locator("tr:has-text('server absent')")
     expect(finding).to_contain_text("no token given")
     assert finding.locator("button:has-text('Copy')").count() == 1
@@ -298,7 +299,7 @@ def test_health_has_findings_with_fixes_and_plots(hub: RunningHub, open_tab: Ope
     for _ in range(5):
         hub.post("/api/tools/matrix.add/call", {"arguments": {"a": 1, "b": 2}})
     expect(tab.page.locator(".plot:has-text('Calls a second') .soft")).not_to_have_text(
-        "at most 0", timeout=15_000
+        "at most 0", timeout=READY_MS
     )
     tab.open("/health?tab=settings")
     tab.wait_text("mcp.views_for")
@@ -310,7 +311,7 @@ def test_health_has_findings_with_fixes_and_plots(hub: RunningHub, open_tab: Ope
 def test_a_key_without_admin_may_call_what_it_sees(hub: RunningHub, open_tab: OpenTab) -> None:
     key = json.loads(hub.command("keys", "create", "reader", "--json").stdout)["key"]
     hub.headers = {"Authorization": f"Bearer {key}"}
-    until(lambda: hub.get("/api/session", hub.headers).status == 200, 10)
+    until(lambda: hub.get("/api/session", hub.headers).status == 200, 60)
     reader = open_tab(hub).sign_in_with_key(key, "/health")
     reader.expected.append("status of 40[34]")
     reader.wait_text("shown to administrators")

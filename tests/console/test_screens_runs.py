@@ -53,7 +53,7 @@ def hub() -> Iterator[RunningHub]:
             (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
             (folder / f"{name}.yaml").chmod(0o600)
         running.wait_connected("matrix", timeout=60)
-        until(lambda: running.api("/api/workflows")["total"] == len(WORKFLOWS), 20)
+        until(lambda: running.api("/api/workflows")["total"] == len(WORKFLOWS), 60)
         yield running
 
 
@@ -126,7 +126,7 @@ def test_runs_fail_are_retried_cancelled_and_filtered(hub: RunningHub, open_tab:
 
     key = json.loads(hub.command("keys", "create", "reader", "--json").stdout)["key"]
     hub.headers = {"Authorization": f"Bearer {key}"}
-    until(lambda: hub.get("/api/session", hub.headers).status == 200, 10)
+    until(lambda: hub.get("/api/session", hub.headers).status == 200, 60)
     reader = open_tab(hub).sign_in_with_key(key, "/runs")
     reader.wait_text("No runs yet.")  # of its own
     reader.open("/workflows/asks")

@@ -441,7 +441,7 @@ async def test_waiting_task_expires_and_a_working_one_does_not() -> None:
     waits.wait()
     works.start()
     done.finish()
-    assert await waits.until(lambda task: task.finished, 5)
+    assert await waits.until(lambda task: task.finished, 60)
     assert (waits.state, waits.message) == (
         FAILED,
         "it expired: no answer came for 0.05 s",
@@ -463,7 +463,7 @@ async def test_waiting_task_expires_across_a_restart(
     again.load(build_stored)
     task = again.get(ALICE, "waits")
     assert task.state == INPUT_REQUIRED
-    assert await task.until(lambda task: task.finished, 5)
+    assert await task.until(lambda task: task.finished, 60)
     assert task.state == FAILED
     await again.close()
     store.close()

@@ -124,7 +124,7 @@ async def test_a_task_ends_with_the_result_of_its_call() -> None:
     scripted = ScriptedCall()
     task = start_task(scripted)
     scripted.says(Result(content=["x"], failed=True))
-    assert await task.until(done, 5)
+    assert await task.until(done, 60)
     assert (task.state, task.error) == (COMPLETED, None), "it ran; that it failed is its result"
     assert task.result is not None and task.result.content == ["x"]
     assert scripted.asked == [(None, None)]
@@ -135,7 +135,7 @@ async def test_call_without_a_result_is_a_failed_task_with_a_reason() -> None:
     scripted = ScriptedCall()
     task = start_task(scripted)
     scripted.says(TimedOut("too long"))
-    assert await task.until(done, 5)
+    assert await task.until(done, 60)
     assert (task.state, task.message, str(task.error)) == (FAILED, "too long", "too long")
 
 
@@ -145,7 +145,7 @@ async def test_crash_is_a_failed_task(
     scripted = ScriptedCall()
     task = start_task(scripted)
     scripted.says(KeyError("secret"))
-    assert await task.until(done, 5)
+    assert await task.until(done, 60)
     assert (task.state, task.message) == (FAILED, "it crashed")
     assert isinstance(task.error, KeyError) and "crashed" in caplog.text
 
@@ -184,7 +184,7 @@ async def test_questions_are_answered_individually_and_the_call_resumes_after_th
     scripted = ScriptedCall()
     task = start_task(scripted)
     scripted.says(asks("a", "b"))
-    assert await task.until(in_state(INPUT_REQUIRED), 5)
+    assert await task.until(in_state(INPUT_REQUIRED), 60)
     assert list(task.questions) == ["a", "b"] and task.message == "a?; b?"
     task.answer({"a": 1, "unknown": 2})
     task.answer({"a": "again"})
@@ -193,7 +193,7 @@ async def test_questions_are_answered_individually_and_the_call_resumes_after_th
     task.answer({"b": 3})
     assert task.state == WORKING
     scripted.says(Result(content=["thanks"]))
-    assert await task.until(done, 5)
+    assert await task.until(done, 60)
     assert scripted.asked[1:] == [({"a": 1, "b": 3}, "sealed")]
     states = [one.event["state"] for one in task.record.entries]
     assert states == [INPUT_REQUIRED, WORKING, COMPLETED]
@@ -207,7 +207,7 @@ async def test_question_names_are_unique() -> None:
     seen = []
     for turn in range(3):
         scripted.says(asks("a", handle=f"h{turn}"))
-        assert await task.until(in_state(INPUT_REQUIRED), 5)
+        assert await task.until(in_state(INPUT_REQUIRED), 60)
         (name,) = task.questions
         seen.append(name)
         task.answer({name: turn})
@@ -222,7 +222,7 @@ async def test_call_without_questions_is_retried() -> None:
     task = start_task(scripted)
     scripted.says(Result(questions={}, handle="h1"))
     scripted.says(Result(content=["x"]))
-    assert await task.until(done, 5)
+    assert await task.until(done, 60)
     assert scripted.asked == [(None, None), ({}, "h1")]
     assert [one.event["state"] for one in task.record.entries] == [COMPLETED]
 
@@ -234,7 +234,7 @@ async def test_endlessly_asking_call_is_stopped(monkeypatch: pytest.MonkeyPatch)
     for _ in range(10):
         scripted.says(asks("a"))
     while not task.finished:
-        assert await task.until(lambda task: task.state != WORKING, 5)
+        assert await task.until(lambda task: task.state != WORKING, 60)
         task.answer(dict.fromkeys(task.questions, 1))
     assert task.state == FAILED and "again and again" in task.message
     assert len(scripted.asked) == 4
@@ -280,7 +280,7 @@ async def test_cancelling_a_pending_question_notifies_the_target() -> None:
     scripted = ScriptedCall()
     task = start_task(scripted)
     scripted.says(asks("a"))
-    assert await task.until(in_state(INPUT_REQUIRED), 5)
+    assert await task.until(in_state(INPUT_REQUIRED), 60)
     scripted.says(TimedOut("gone"))
     task.cancel()
     assert (task.state, task.questions) == (CANCELLED, {})
@@ -293,7 +293,7 @@ async def test_unanswerable_questions_fail_the_task_and_are_withdrawn() -> None:
     scripted = ScriptedCall()
     task = start_task(scripted)
     scripted.says(asks("a"))
-    assert await task.until(in_state(INPUT_REQUIRED), 5)
+    assert await task.until(in_state(INPUT_REQUIRED), 60)
     scripted.says(Result())
     assert task.fail(TimedOut("nobody there"))
     assert (task.state, task.message, str(task.error)) == (FAILED, "nobody there", "nobody there")
@@ -337,7 +337,7 @@ async def test_finished_tasks_are_evicted_oldest_first_and_running_ones_kept() -
         kept.insert(fourth)
     for scripted, task in list(zip(fars, mine, strict=False))[1:]:
         scripted.says(Result())
-        assert await task.until(done, 5)
+        assert await task.until(done, 60)
     kept.insert(fourth)
     assert list_owned(kept, ALICE) == [mine[0], mine[2], fourth], "the oldest finished one went"
     theirs = start_task(fars[4], BOB)
@@ -380,7 +380,7 @@ async def test_total_result_size_is_bounded() -> None:
         kept.insert(made[-1])
         content = ["x" * 200] if size < 0 else []
         scripted.says(Result(content=content, size=size))
-        assert await made[-1].until(done, 5)
+        assert await made[-1].until(done, 60)
         kept.flush()
     assert list_owned(kept, OWNER) == made[3:], "a single one may be larger; the old ones go"
     await kept.close()

@@ -85,7 +85,7 @@ def test_unresponsive_webhook_does_not_delay_a_send(rig: HubRig) -> None:
         assert reply.value["task"]["status"]["state"] == "TASK_STATE_COMPLETED"
         assert slow.asked.wait(60) and not slow.taken, "the answer did not wait for a delivery"
         slow.answers.set()
-        until(lambda: len(slow.taken) == 3, 10)
+        until(lambda: len(slow.taken) == 3, 60)
     kinds = [next(iter(body)) for _, body in slow.taken]
     assert kinds == ["statusUpdate", "artifactUpdate", "statusUpdate"]
     headers, last = slow.taken[-1]
@@ -102,7 +102,7 @@ def test_webhook_receives_the_dialect_of_its_registration(rig: HubRig) -> None:
         params["configuration"] = {"blocking": True, "pushNotificationConfig": config}
         assert V03.ask(rig.hub, SEND, params).value["status"]["state"] == "completed"
         until(
-            lambda: receiver.taken and receiver.taken[-1][1]["status"]["state"] == "completed", 10
+            lambda: receiver.taken and receiver.taken[-1][1]["status"]["state"] == "completed", 60
         )
     headers, task = receiver.taken[-1]
     assert (task["kind"], headers["content-type"]) == ("task", "application/json")

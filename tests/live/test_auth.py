@@ -207,7 +207,7 @@ def test_keys_are_created_listed_and_revoked_by_command(hub: RunningHub) -> None
     def status() -> int:
         return ask(hub, "GET", "/api/tools", {"Authorization": f"Bearer {key}"}).status
 
-    until(lambda: status() == 200, 3)
+    until(lambda: status() == 200, 60)
     shown = json.loads(hub.command("keys", "list", "--json").stdout)
     (record,) = [one for one in shown if one["name"] == "ci"]
     assert record["state"] == "active" and key not in json.dumps(shown)
@@ -221,7 +221,7 @@ def test_keys_are_created_listed_and_revoked_by_command(hub: RunningHub) -> None
     calls = [record for record in hub.audit() if record["asked_as"] == "r.echo"]
     assert calls[-1]["caller"] == "key:ci"
     assert hub.command("keys", "revoke", "ci").returncode == 0
-    until(lambda: status() == 401, 3)
+    until(lambda: status() == 401, 60)
     again = hub.command("keys", "create", "ci")
     assert again.returncode != 0 and "already" in again.stderr
     unknown = hub.command("keys", "revoke", "cj")
@@ -237,8 +237,8 @@ def test_expired_key_is_refused(hub: RunningHub) -> None:
     def status() -> int:
         return ask(hub, "GET", "/api/tools", {"Authorization": f"Bearer {key}"}).status
 
-    until(lambda: status() == 200, 2)
-    until(lambda: status() == 401, 4)
+    until(lambda: status() == 200, 60)
+    until(lambda: status() == 401, 60)
     assert time.time() >= made + 2.5
 
 
@@ -251,10 +251,10 @@ def test_hub_with_a_key_stays_closed_after_the_last_key_is_removed() -> None:
 
         assert status() == 200, "on loopback, without any key"
         key = bare.command("keys", "create", "first").stdout.strip()
-        until(lambda: status() == 401, 3)
+        until(lambda: status() == 401, 60)
         assert status(key) == 200
         assert bare.command("keys", "revoke", "first").returncode == 0
-        until(lambda: status(key) == 401, 3)
+        until(lambda: status(key) == 401, 60)
         assert status() == 401
         assert bare.command("status").returncode == 0, "the owner comes in by the socket"
 

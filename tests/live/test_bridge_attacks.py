@@ -182,7 +182,7 @@ def test_quarantined_skill_is_unreachable_through_the_agents_endpoint(
         running = hub(config=CONFIG)
         register(running, ops.url)
         ops.skills[0] = skill("deploy", EVIL)
-        until(lambda: running.api("/api/pins")["total"] == 1, 5)
+        until(lambda: running.api("/api/pins")["total"] == 1, 60)
         answer = said_to(running, "/a2a/ops", running.headers, {"skillId": "deploy"})
         assert "error" in answer, answer
         assert not ops.messages()
@@ -199,7 +199,7 @@ def test_quarantined_card_is_visible_only_to_approvers(
         guest = key_of(running, "guest")
         register(running, ops.url)
         ops.skills[0] = skill("deploy", EVIL)
-        until(lambda: running.api("/api/pins")["total"] == 1, 5)
+        until(lambda: running.api("/api/pins")["total"] == 1, 60)
         paths = (
             AGENTS,
             f"{AGENTS}/ops",
@@ -215,7 +215,7 @@ def test_quarantined_card_is_visible_only_to_approvers(
         for path in paths:
             assert EVIL.encode() not in wire.get(running.url + path, guest).body, path
         ops.description = EVIL
-        until(lambda: running.api("/api/pins")["total"] >= 2, 5)
+        until(lambda: running.api("/api/pins")["total"] >= 2, 60)
         for path in paths:
             assert EVIL.encode() not in wire.get(running.url + path, guest).body, path
         assert EVIL in json.dumps(running.api(f"{AGENTS}/ops/cards?n=1"))
@@ -229,9 +229,9 @@ def test_skill_without_a_tool_is_not_added_to_the_card_unreviewed(
         register(running, ops.url)
         path = "/a2a/ops/.well-known/agent-card.json"
         ops.skills.append(skill("more"))
-        until(lambda: "more" in json.dumps(running.api(path)["skills"]), 5)
+        until(lambda: "more" in json.dumps(running.api(path)["skills"]), 60)
         ops.skills[0] = skill("deploy", EVIL, inputSchema={"type": "string"})
-        until(lambda: "ops.deploy" not in running.api(f"{AGENTS}/ops")["tools"], 5)
+        until(lambda: "ops.deploy" not in running.api(f"{AGENTS}/ops")["tools"], 60)
         assert EVIL not in json.dumps(running.api(path))
 
 
@@ -244,7 +244,7 @@ def test_first_pinned_card_is_the_baseline(
         answer = changed(running, "ops", {"pin": "first"})
         assert "ops.deploy" in answer["tools"]
         ops.skills[0] = skill("deploy", EVIL)
-        until(lambda: running.api("/api/pins")["total"] == 1, 5)
+        until(lambda: running.api("/api/pins")["total"] == 1, 60)
         assert EVIL not in json.dumps(running.api("/api/tools"))
 
 
@@ -259,7 +259,7 @@ def test_hanging_agent_does_not_block_changes_of_others(
         waiting = threading.Thread(target=changed, args=(running, "ops", {"wire": "skill-only"}))
         waiting.start()
         try:
-            until(lambda: running.api(f"{AGENTS}/ops")["wire"] == "skill-only", 5)
+            until(lambda: running.api(f"{AGENTS}/ops")["wire"] == "skill-only", 60)
             begun = time.monotonic()
             changed(running, "other", {"enabled": False})
             changed(running, "ops", {"enabled": False})
@@ -327,9 +327,9 @@ def test_quarantined_names_are_visible_only_to_principals_that_may_list_them(
         running = hub(config=CONFIG)
         guest = key_of(running, "guest")
         register(running, ops.url, pin="strict")
-        until(lambda: running.api("/api/pins")["total"] >= 1, 5)
+        until(lambda: running.api("/api/pins")["total"] >= 1, 60)
         assert running.command("pins", "approve", "ops").returncode == 0
-        until(lambda: running.api("/api/pins")["total"] == 2, 5)
+        until(lambda: running.api("/api/pins")["total"] == 2, 60)
         path = "/api/tools/ops.deploy/call"
         told = wire.post(running.url + path, {"arguments": {}}, guest)
         assert told.status == 403 and b"is quarantined" in told.body
@@ -365,7 +365,7 @@ def test_task_keeps_its_principal_across_a_restart(
         assert asked["status"]["state"] == "TASK_STATE_INPUT_REQUIRED"
         running.stop()
         again = hub(home=running.home)
-        until(lambda: again.api(f"{AGENTS}/ops")["health"] == "healthy", 10)
+        until(lambda: again.api(f"{AGENTS}/ops")["health"] == "healthy", 60)
         said_to(again, "/a2a/dragoman", its, {"skillId": "ops.status"}, taskId=asked["id"])
         assert not ops.messages()
 
@@ -394,11 +394,11 @@ def test_disconnected_policy_change_is_audited(
         file = running.home / "policies" / f"mine{number}.cedar"
         with socket.create_connection((host, int(port))) as rude:
             rude.sendall((head + body).encode())
-            until(file.exists, 5)  # and then it does not wait for the answer
-    until(lambda: running.api("/api/policies/mine4")["enabled"], 5)
+            until(file.exists, 60)  # and then it does not wait for the answer
+    until(lambda: running.api("/api/policies/mine4")["enabled"], 60)
 
     def changes() -> list[str]:
         return [one["caller"] for one in running.audit() if one["verb"] == "policy.change"]
 
-    until(lambda: len(changes()) == 5, 5)
+    until(lambda: len(changes()) == 5, 60)
     assert changes() == ["key:boss"] * 5

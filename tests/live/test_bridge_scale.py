@@ -100,7 +100,7 @@ def test_hundred_configured_agents_are_discovered_while_ten_hang(short_tmp: Path
             until_listed(next_notification, ide.request, 90 * SKILLS)  # while the others still hang
             assert skills(ide.request) == expected(members)
             close_hanging(members)
-            until(lambda: states() == {"healthy": 90, "unreachable": 10}, 30)
+            until(lambda: states() == {"healthy": 90, "unreachable": 10}, 60)
             ide.close_stdin()
             assert ide.wait(60) == 0
 

@@ -69,10 +69,10 @@ def check_lag(cluster: Cluster, database: str) -> None:
                 one["is_this"]: one["audit_behind"] for one in first.api("/api/cluster")["hubs"]
             }
 
-        assert until(lambda: find_lags()[False] > 0, 20)
+        assert until(lambda: find_lags()[False] > 0, 60)
         printed = run(cluster, first, "cluster", "status")
         assert "AUDIT LAG" in printed and re.search(r"\d+ \(\d+\.\d s\)", printed), printed
-    assert until(lambda: set(find_lags().values()) == {0}, 20)
+    assert until(lambda: set(find_lags().values()) == {0}, 60)
 
 
 def check_strangers(cluster: Cluster) -> None:

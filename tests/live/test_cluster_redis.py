@@ -43,7 +43,7 @@ def test_hubs_of_a_cluster_have_one_limit_and_send_messages_by_redis(
         texts = [wire.get(f"{url}/metrics", cluster.headers).body for url in urls]
         return all(b"dragoman_redis_up 1" in text for text in texts)
 
-    until(is_up, 6.0)
+    until(is_up, 60.0)
     assert valkey.query("PUBSUB", "NUMSUB", "dragoman:bus").endswith(b":2\r\n")
     valkey.command("FLUSHALL")
     begun = time.monotonic()

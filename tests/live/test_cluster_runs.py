@@ -131,8 +131,8 @@ def test_each_occurrence_of_a_trigger_starts_one_run(cluster: Cluster) -> None:
         others = {find_id(one) for one in cluster.hubs} - {holder}
         for taker in (*others, holder):
             database.execute("UPDATE dragoman.leases SET hub = %s WHERE name = %s", (taker, LEASE))
-            until(partial(is_holder, cluster, taker), 20)
-            until(lambda: len(list_occurrences(cluster.hubs[0], "schedule")) >= 3, 20)
+            until(partial(is_holder, cluster, taker), 60)
+            until(lambda: len(list_occurrences(cluster.hubs[0], "schedule")) >= 3, 60)
     body, id = b"{}", f"delivery-{time.time()}"
     moment = str(int(time.time()))
     mac = hmac.digest(HOOK_SECRET.encode(), f"{id}.{moment}.".encode() + body, "sha256")

@@ -76,7 +76,7 @@ def test_unknown_name_triggers_a_reread_before_refusal(rig: HubRig) -> None:
     with connect(rig.hub, "2025-11-25", "http", PLAIN) as client:
         grow(client, "told", "later", announce=False)
         # A list that took long to read is not read again at once.
-        found = until(lambda: client.call("told.later").get("result"), 20)
+        found = until(lambda: client.call("told.later").get("result"), 60)
         assert found["content"][0]["text"] == "I am later"
         assert client.call("told.never")["error"]["code"] == -32602
 

@@ -198,10 +198,10 @@ def test_ordinary_results_are_complete_and_limits_change_live(
     assert len(image["raw"]) == 160_000
 
     rewrite(running, entry, more=LIMITS)
-    until(lambda: text(9_000) != make_text(9_000), 10)
+    until(lambda: text(9_000) != make_text(9_000), 60)
     uri = address_in(text(9_000))
     rewrite(running, entry, more="[limits]\nresult_chars = 10000\nkept_megabytes = 0\n")
-    until(lambda: text(9_000) == make_text(9_000), 10)
+    until(lambda: text(9_000) == make_text(9_000), 60)
     assert text_at(running, uri) == make_text(9_000)
     assert text(11_000).endswith(
         "[cut: 1000 of 11000 characters left out, by [limits] result_chars = 10000]"

@@ -321,7 +321,7 @@ def test_thousand_concurrent_calls_each_use_one_policy_set() -> None:
     with run_agents(*agents):
         entries = "".join(external(one.name, one.url) for one in agents)
         with run_module_hub([], LIMITS + QUIET + entries) as hub:
-            until(lambda: sum(".work" in name for name in tool_names(hub)) == len(agents), 30)
+            until(lambda: sum(".work" in name for name in tool_names(hub)) == len(agents), 60)
             put(hub, numbered(0))
             for one in agents[:MEMBERS]:
                 one.delay = some_seconds
@@ -335,7 +335,7 @@ def test_thousand_concurrent_calls_each_use_one_policy_set() -> None:
                 }
                 return rows if all("policy_set" in one for one in rows.values()) else {}
 
-            rows = until(list_decided, 30)
+            rows = until(list_decided, 60)
     assert len(load.sets) == SWAPS
     assert rows.keys() == load.answers.keys() and len(rows) > CALLERS
     assert_decided_by_one_set(load, rows)

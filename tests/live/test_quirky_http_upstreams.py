@@ -174,7 +174,7 @@ def test_server_temporarily_refusing_sessions_is_used_again(hub: Start) -> None:
         assert any("HTTP 500" in error_text(answer) for answer in answers)
         assert "HTTP 500" in wait_failure_reason(running, "s")
         ill.clear()
-        until(lambda: "isError" not in running.call("s.one")["result"], 4)
+        until(lambda: "isError" not in running.call("s.one")["result"], 60)
         assert len(sessions) == 2
 
 

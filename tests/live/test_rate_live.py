@@ -53,7 +53,7 @@ def hub(request: pytest.FixtureRequest) -> Iterator[RunningHub]:
         running = stack.enter_context(rig).hub
         running.wait_connected("ok")
         if request.param == "shared":
-            until(lambda: b"dragoman_redis_up 1" in running.get("/metrics").body, 5.0)
+            until(lambda: b"dragoman_redis_up 1" in running.get("/metrics").body, 60.0)
         yield running
 
 

@@ -88,7 +88,7 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubRig]:
             "hears-badly",
         )  # fmt: skip
         for name in ("idle", "idle-stubborn"):  # connected once: they may rest again by now
-            until(partial(tools_of, hub, name), 20)
+            until(partial(tools_of, hub, name), 60)
         yield HubRig(hub, logs, modern, legacy, plain)
 
 
@@ -153,7 +153,7 @@ def test_repeatedly_crashing_child_is_restarted_for_the_next_call(
         kill(rig.hub, "mortal", int(text_of(answer)))
     else:
         raise AssertionError("it was started again without end")
-    until(lambda: "isError" not in rig.hub.call("mortal.pid")["result"], 3)
+    until(lambda: "isError" not in rig.hub.call("mortal.pid")["result"], 60)
 
 
 @pytest.mark.promise("B7")
@@ -249,7 +249,7 @@ def _go_and_come_back(rig: HubRig, era: str) -> None:
     )  # fmt: skip
     try:
         # without calls: the hub detects by itself that it is back with one more tool
-        until(lambda: f"mcp_{era}_dummy_00000" in tools_of(rig.hub, era), 15)
+        until(lambda: f"mcp_{era}_dummy_00000" in tools_of(rig.hub, era), 60)
         assert text_of(rig.hub.call(f"{era}.echo", {"text": "back"})) == "back"
         # gone and back before anybody noticed
         again.kill()
@@ -258,7 +258,7 @@ def _go_and_come_back(rig: HubRig, era: str) -> None:
             "sdk_server", "--transport", "http", "--era", era, "--log", file,
             "--port", peer.port, "--tools", 2,
         )  # fmt: skip
-        until(lambda: f"mcp_{era}_dummy_00001" in tools_of(rig.hub, era), 45)
+        until(lambda: f"mcp_{era}_dummy_00001" in tools_of(rig.hub, era), 60)
         assert text_of(rig.hub.call(f"{era}.echo", {"text": "back"})) == "back"
         _forget_while_many_call(rig, file, again) if era == "legacy" else None
     finally:
@@ -310,7 +310,7 @@ def test_reconnect_backoff_grows(rig: HubRig) -> None:
         )
         return [datetime.fromisoformat(one).timestamp() for one in found]
 
-    until(lambda: len(times()) >= 4, 30)
+    until(lambda: len(times()) >= 4, 60)
     first, second, third = (b - a for a, b in zip(times()[:3], times()[1:4], strict=True))
     assert first > 0.7 and second > 1.5 and third > 3.1
     state = state_of(rig.hub, "never")

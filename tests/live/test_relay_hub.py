@@ -215,7 +215,7 @@ def test_invalid_configuration_is_reported_on_every_request_until_fixed(home: Pa
         def mended() -> Any:
             return "result" in client.request("tools/list", {}, 20)
 
-        until(mended, 20)
+        until(mended, 60)
         assert child_of(client)
         assert "notifications/tools/list_changed" in [n.get("method") for n in client.notifications]
         client.close_stdin()

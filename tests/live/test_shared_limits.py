@@ -41,7 +41,7 @@ def wait_shared(hubs: Sequence[RunningHub], expected: bool) -> None:
         # While there are no tokens, there is no such member.
         return {wire.get(f"{one.url}/api/limits", KEY).json().get("shared") for one in hubs}
 
-    until(lambda: find() == {expected}, 6.0)
+    until(lambda: find() == {expected}, 60.0)
 
 
 def test_two_hubs_admit_what_one_would(

@@ -93,7 +93,7 @@ def test_first_start_writes_a_complete_configuration(short_tmp: Path) -> None:
         stdout=subprocess.DEVNULL,
     )
     try:
-        until(lambda: (home / "daemon.json").exists(), 15)
+        until(lambda: (home / "daemon.json").exists(), 60)
         assert 'stdio_expose = ["*"]' in (home / "config.toml").read_text(encoding="utf-8")
     finally:
         process.terminate()

@@ -604,7 +604,7 @@ def test_a_user_disconnects_an_app_and_the_operator_lists_and_revokes(
         tokens = App(team.url).register("Second").connect(fresh, name)
     grant = team.grants.list(name)[0]
     assert team.hub.command("users", "tokens", "--revoke", grant.id).returncode == 0
-    until(lambda: not team.is_served(tokens["access_token"]), 5)
+    until(lambda: not team.is_served(tokens["access_token"]), 60)
 
 
 def test_registrations_are_checked_and_limited(team: Team) -> None:

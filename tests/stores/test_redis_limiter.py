@@ -349,16 +349,16 @@ async def test_a_server_that_is_slow_now_and_then_is_used_again_once_it_is_stead
         while link._steady.failures < 8:  # it must be steady for half a minute then
             count = link._steady.failures
             proxy.delay = 0.2
-            await until(lambda: link._lost is None, 30.0)
+            await until(lambda: link._lost is None, 60.0)
             proxy.delay = 0.0
-            await until(partial(has_more, link, count), 30.0)
+            await until(partial(has_more, link, count), 60.0)
         caplog.clear()
         assert not used.is_shared and link._lost is not None
         link._steady.reset()
         proxy.delay = 0.2
-        await until(lambda: link._lost is None, 30.0)
+        await until(lambda: link._lost is None, 60.0)
         proxy.delay = 0.0
-        await until(lambda: used.is_shared, 30.0)
+        await until(lambda: used.is_shared, 60.0)
     assert [one.getMessage().endswith("is back") for one in caplog.records] == [True]
 
 
@@ -376,9 +376,9 @@ async def test_a_server_that_is_away_again_and_again_is_logged_twice(
         link = used._link
         for _ in range(4):
             proxy.delay = 0.2
-            await until(lambda: link._lost is None, 30.0)
+            await until(lambda: link._lost is None, 60.0)
             proxy.delay = 0.0
-            await until(lambda: used.is_shared, 30.0)
+            await until(lambda: used.is_shared, 60.0)
         await until(lambda: link._steady.failures == 0, 60.0)
     kinds = [one.getMessage().partition(": ")[0] for one in caplog.records]
     ends = [kind.rpartition("/")[2].partition(" is ")[2] or kind for kind in kinds]
