@@ -29,6 +29,8 @@ from faults.ledger import count_effects, read_effects
 T = TypeVar("T")
 SETTLE_SECONDS = 60.0
 READERS = 6
+READ_SECONDS = 10.0
+"""How long what was acknowledged may be unreadable in the end, when nothing is broken any more."""
 LONG_SECONDS = 4.0
 """Of a tenth of the messages, so that there is work when a hub is taken for dead."""
 REMEMBERED = 20
@@ -89,12 +91,14 @@ def _at_every_hub(rig: ChaosRig, items: Iterable[T], check: Callable[[Place, T],
 
 
 def _read(rig: ChaosRig, ask: Callable[[], T]) -> T | str:
-    """What a hub answers, tried until all must have settled; the failure as text."""
+    """What a hub answers, tried until all must have settled, and for some seconds in any case: a
+    machine that stands still for a moment loses nothing. Returns the failure as text."""
+    until = max(rig.settled_by, time.monotonic() + READ_SECONDS)
     while True:
         try:
             return ask()
         except BROKEN as error:
-            if time.monotonic() > rig.settled_by:
+            if time.monotonic() > until:
                 return f"{error!r}"[:300]
             time.sleep(0.2)
 
