@@ -211,7 +211,8 @@ def _work(attacked: Attack, number: int, outcome: Outcome) -> None:
 
 
 def _change_definitions(attacked: Attack, count: int, outcome: Outcome) -> None:
-    """Each change of an approved definition must be quarantined before it is listed."""
+    """No changed text of an approved definition is listed, and each is quarantined, but for titles:
+    with another title a tool stays available as it was approved."""
     hub = attacked.hub
     for number in range(count):
         kind = number % 5
@@ -231,7 +232,10 @@ def _change_definitions(attacked: Attack, count: int, outcome: Outcome) -> None:
         outcome.count("changed definitions")
         outcome.count("of them quarantined", word not in listed and is_held)
         outcome.check(word not in listed, f"a changed definition was listed: {changed}")
-        outcome.check(is_held, f"a changed definition was called: {changed}")
+        if "title" in json.dumps(changed):
+            outcome.check(not is_held, f"a tool was quarantined for its title: {changed}")
+        else:
+            outcome.check(is_held, f"a changed definition was called: {changed}")
     attacked.offer("nothing to do")
     hub.call("s.look")
     is_back = until(lambda: "arrived" in json.dumps(hub.call("s.pinned")))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import suppress
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from tests.table_outage import take_away
 from tests.workflows.run_rig import RunRig, run_rig
 
+from dragoman.core.approvals import StoredApproval
 from dragoman.core.errors import StorageFailed
 from dragoman.core.hub import CallOptions
 from dragoman.core.principal import OWNER, Principal
@@ -29,9 +31,9 @@ unless { context.approved };
 """
 
 
-async def park(rig: RunRig, desk: ApprovalDesk) -> str:
+async def park(rig: RunRig, desk: ApprovalDesk, **arguments: int) -> str:
     """Has a client ask for an approval and leave."""
-    calling = asyncio.ensure_future(rig.hub.call(BOB, "stub.pay", {}, OPTIONS))
+    calling = asyncio.ensure_future(rig.hub.call(BOB, "stub.pay", arguments, OPTIONS))
     async with asyncio.timeout(60):
         while not (pending := (await desk.list_visible(OWNER, "pending", None, 1))[0]):
             await asyncio.sleep(0.01)
@@ -99,6 +101,36 @@ async def test_approved_call_begins_once_its_store_is_back(
         with take_away(url or short_tmp, "approvals.db", "approvals"):
             await asyncio.wait_for(failed.wait(), 60)
         await until_completed(rig, desk, id)
+
+
+async def test_calls_that_wait_for_the_store_are_one_line_in_the_log(
+    short_tmp: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with run_rig(short_tmp, policies=POLICIES) as rig:
+        rig.app.parts.stores.keys.create(
+            "bob", owner="Bob", expires_at=None, scopes=["call"], roles=["owner"]
+        )
+        rig.add("pay", lambda one: "paid")
+        desk = rig.app.parts.guards.approvals.find_desk()
+        claim, failed = desk.claim, set[str]()
+
+        def fail(id: str) -> StoredApproval | None:
+            if id not in failed:
+                failed.add(id)
+                raise StorageFailed("the database is away")
+            return claim(id)
+
+        desk.claim = fail  # type: ignore[method-assign]
+        ids = []
+        for number in range(3):
+            ids.append(await park(rig, desk, number=number))
+            desk.decide(ids[-1], True, OWNER)
+        async with asyncio.timeout(60):
+            while {desk.get(id).outcome for id in ids} != {"completed"}:
+                await asyncio.sleep(0.02)
+    assert failed == set(ids)
+    lines = [one for one in caplog.records if "its call begins later" in one.getMessage()]
+    assert len([one for one in lines if one.levelno >= logging.WARNING]) == 1
 
 
 async def test_attempt_that_fails_does_not_begin_a_running_call_again(short_tmp: Path) -> None:

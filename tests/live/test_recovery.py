@@ -206,9 +206,11 @@ def test_idle_child_is_stopped_and_restarted_on_demand(rig: HubRig) -> None:
     ]
     second = pid_of(rig.hub, "idle")
     assert second != first
-    begun = time.monotonic()
+    begun = used = time.monotonic()
     while time.monotonic() - begun < 1.2:  # used all the while, so it is not stopped
-        assert pid_of(rig.hub, "idle") == second
+        found, before, used = pid_of(rig.hub, "idle"), used, time.monotonic()
+        assert found == second or used - before > 0.4  # a busy machine has not used it
+        second = found
         time.sleep(0.1)
 
 

@@ -544,6 +544,7 @@ def test_child_environment_has_path_named_variables_and_own_home(rig: HubRig) ->
         "NAMED": "named value",
         "HOME": str(folder / "home"),
         "TMPDIR": str(folder / "tmp"),
+        "PYTHONHASHSEED": "0",
     }
     assert seen["cwd"] == str(folder / "home")
     for place in (folder / "home", folder / "tmp"):

@@ -226,7 +226,7 @@ def test_mcp_and_a2a_clients_use_a_workflow_as_a_tool(rig: Rig) -> None:
     assert "red" in done["result"]["structuredContent"]["answer"], done
 
     # As a skill on the card of the hub, and as the work of an A2A task, which asks and is answered.
-    card = rig.hub.get("/.well-known/agent-card.json", rig.hub.headers).json()
+    card = rig.hub.get("/a2a/dragoman/.well-known/agent-card.json", rig.hub.headers).json()
     assert "workflow.review" in {one["id"] for one in card["skills"]}
     caller = Caller(rig.hub)
     params = V10.params({})

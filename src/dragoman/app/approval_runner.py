@@ -16,12 +16,14 @@ from dragoman.core.call_chains import CallChains
 from dragoman.core.errors import (
     AuthorizationError,
     HubError,
+    LeaseExpired,
     NotFound,
     StorageFailed,
     is_own_trouble,
     is_stopping,
 )
 from dragoman.core.hub import CallOptions, Hub
+from dragoman.core.logs import STORAGE_OUTAGE
 from dragoman.core.principal import Principal
 from dragoman.core.structs import replace
 from dragoman.core.taint import NO_ORIGINS
@@ -106,8 +108,11 @@ class ApprovalRunner:
             while (trouble := await self._try(id)) is not None:
                 if is_stopping(trouble):
                     return
-                if not backoff.failures:
-                    log.error("approval %s: its call begins later: %s", id, trouble)
+                text = f"approval {id}: its call begins later: {trouble}"
+                if isinstance(trouble, StorageFailed | LeaseExpired):
+                    STORAGE_OUTAGE.note(text)  # as many calls wait, and so do other parts
+                elif not backoff.failures:
+                    log.error("%s", text)
                 await asyncio.sleep(backoff.next_delay())
         finally:
             self._active.discard(id)

@@ -115,12 +115,14 @@ async def _run_with_hub(
     net = OutboundHttp(socket_path=daemon.socket)
     http = HubHttpClient(net.open_configured(origin, allow_private=True), origin)
     # The URL of the card itself, so that a missing card is not looked for at the origin.
-    name = f"/{quote(target, safe='')}" if target else ""
-    url = f"{origin}{path}{name}/.well-known/agent-card.json"
+    url = f"{origin}{path}/{quote(target, safe='')}/.well-known/agent-card.json"
     client = A2aClient(http, {}, options.timeout, extensions=options.extensions)
     is_configured = any(one.name == target and one.enabled for one in settings.external_agents)
     until = time.monotonic() + (FIND_SECONDS if is_configured else 0)
     try:
+        if not target:
+            url = await _adopt_common_url(client, origin, path)
+            return await work(AgentConnection(client, url, target))
         while True:
             try:
                 await client.discover(url)
@@ -129,8 +131,6 @@ async def _run_with_hub(
                 if time.monotonic() < until:
                     await asyncio.sleep(0.1)
                     continue
-                if not target:
-                    raise
                 names = list_hub_agents(daemon.socket, path)
                 hint = suggest(target, names) or f"known: {', '.join(names[:20]) or 'none'}"
                 fail(f'the hub has no agent "{target}"; {hint}', NOT_FOUND)
@@ -138,6 +138,19 @@ async def _run_with_hub(
     finally:
         await client.close()
         await net.close()
+
+
+async def _adopt_common_url(client: A2aClient, origin: str, path: str) -> str:
+    """Returns the URL at which the hub has the tasks of all its agents. No card names it: that of
+    the default agent is adopted with this address."""
+    from dragoman.core.structs import replace
+
+    url = f"{origin}{path}"
+    found = await client.discover(f"{origin}/.well-known/agent-card.json")
+    interface = {"url": url, "protocolBinding": "JSONRPC", "protocolVersion": "1.0"}
+    card = {**found.card, "supportedInterfaces": [interface]}
+    client.adopt_card(url, replace(found, asked=url, url=url, raw=card, card=card))
+    return url
 
 
 def _load_settings(hub: HubClient) -> Any:
