@@ -15,7 +15,7 @@ import pytest
 from tests.peers.postgres_server import PostgresPeer, create_database, run_peer
 
 from dragoman.core.errors import ConfigError, StorageFailed
-from dragoman.stores.database import LoopStore, StoreTables, connect_server
+from dragoman.stores.database import LoopStore, PostgresLimits, StoreTables, connect_server
 from dragoman.stores.postgres import PostgresServer
 from dragoman.stores.postgres_sql import convert_values, translate, translate_script, unescape
 from dragoman.stores.postgres_watch import HUB_LOCK
@@ -291,6 +291,18 @@ def test_a_hub_alone_excludes_others_and_several_together_do_not(url: str) -> No
         second.watch(exclusive=False)
     with closing(connect_server(url)) as third:
         third.watch(exclusive=True)
+
+
+def test_a_hub_that_follows_at_once_waits_for_the_end_of_its_predecessor(url: str) -> None:
+    """The server releases the lock of a hub that has ended only when it notices the end."""
+    with psycopg.connect(url, autocommit=True) as ended:
+        ended.execute(f"SELECT pg_advisory_lock({HUB_LOCK})")
+        unlock = f"SELECT pg_advisory_unlock({HUB_LOCK})"
+        release = threading.Timer(0.3, ended.execute, (unlock,))
+        with closing(connect_server(url, PostgresLimits(release=60.0))) as server:
+            release.start()
+            server.watch(exclusive=True)
+            release.join()
 
 
 def test_values_errors_and_bulk_inserts_are_those_of_sqlite(store_place: Any) -> None:

@@ -156,6 +156,8 @@ class PostgresLimits:
     """How long the watch waits for an answer."""
     retry: float = 0.5
     """How long the watch waits before it connects again."""
+    release: float = 2.0
+    """How long the server may take to notice that a hub which used the database has ended."""
 
 
 COMMAND_LIMITS = PostgresLimits(connect=5.0, statement=30.0)

@@ -24,6 +24,8 @@ SCHEMA = "dragoman"
 CHANNEL = "dragoman_changes"
 HUB_LOCK = 0x6472616768756273
 """The key of an advisory lock: the hubs that use a database."""
+LOCK_PAUSE = 0.05
+"""Seconds between two attempts to take it."""
 COUNTERS = f"SELECT store, number FROM {SCHEMA}.changes"
 _OTHER_HUBS = f"""
 SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1
@@ -104,13 +106,7 @@ class DatabaseWatch:
     def _open(self) -> DeadlineConnection:
         connection = self._server.connect()
         try:
-            kind = "" if self._exclusive else "_shared"
-            row = connection.execute(f"SELECT pg_try_advisory_lock{kind}({HUB_LOCK})").fetchone()
-            if not (row and row[0]):
-                raise ConfigError(
-                    f'the database at "{self._server.place}" is in use by another hub; for several '
-                    "hubs on one database set [cluster] secret, the same on each of them"
-                )
+            self._take_lock(connection)
             _watching.add(connection.backend)
             connection.execute(f"LISTEN {CHANNEL}")
             connection.add_notify_handler(self._hear)
@@ -119,6 +115,19 @@ class DatabaseWatch:
             raise
         connection.seconds = self._limits.probe
         return connection
+
+    def _take_lock(self, connection: DeadlineConnection) -> None:
+        """Raises `ConfigError` if another hub has the lock, and not only a moment longer than it
+        has lived: a hub that is started again at once must not fail for its predecessor."""
+        query = f"SELECT pg_try_advisory_lock{'' if self._exclusive else '_shared'}({HUB_LOCK})"
+        until = time.monotonic() + self._limits.release
+        while not ((row := connection.execute(query).fetchone()) and row[0]):
+            if time.monotonic() > until:
+                raise ConfigError(
+                    f'the database at "{self._server.place}" is in use by another hub; for several '
+                    "hubs on one database set [cluster] secret, the same on each of them"
+                )
+            time.sleep(LOCK_PAUSE)
 
     def _drop(self) -> None:
         connection, self._connection = self._connection, None
