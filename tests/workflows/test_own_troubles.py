@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.table_outage import take_away
@@ -132,3 +133,26 @@ async def test_what_a_target_could_not_store_is_no_trouble_of_the_hub(short_tmp:
         run = await rig.run("one")
         # Whether a part of it was done is unknown, and it may not be repeated.
         assert (run.state, rig.stub.count("write")) == (FAILED, 1)
+
+
+async def test_decisions_of_before_the_start_are_read_once_the_store_can_be_read(
+    short_tmp: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with run_rig(short_tmp) as rig:
+        rig.add("act", lambda one: "done")
+        await rig.define("inner", call("act"))
+        store = rig.service._store
+        find, asked = store.list_awaiting, list[str]()
+
+        async def fail(awaited: str, limit: int, after: tuple[str, str] = ("", "")) -> Any:
+            asked.append(awaited)
+            if len(asked) < 3:
+                raise StorageFailed("the database is away")
+            return await find(awaited, limit, after)
+
+        store.list_awaiting = fail  # type: ignore[method-assign, assignment]
+        rig.service._background.spawn(rig.service._catch_up())
+        async with asyncio.timeout(60):
+            while len(set(asked)) < 3:  # events, approvals and runs
+                await asyncio.sleep(0.01)
+    assert not [one for one in caplog.records if one.exc_info]

@@ -158,8 +158,7 @@ class RunService:
         """Continues unfinished runs, and follows what others wait for."""
         self._hub.bus.observe(ApprovalDecided, self._note_decision, "the runs that wait for it")
         await self._runner.open()
-        self._background.spawn(self._check_awaited())
-        self._background.spawn(self._events.open())
+        self._background.spawn(self._catch_up())
         self._background.spawn(self._keep_pruning())
         if self._store.is_shared:
             self._background.spawn(self._follow_others())
@@ -484,6 +483,18 @@ class RunService:
                 self._waits.check(active, record, self._clock())
 
         self._runner.deliver(run, check)
+
+    async def _catch_up(self) -> None:
+        """Takes up what runs have waited for while the hub was stopped, as soon as the store can
+        be read: no other hub does it for a hub that is alone."""
+        while True:
+            try:
+                await self._events.open()
+                await self._check_awaited()
+                return
+            except StorageFailed as error:
+                STORAGE_OUTAGE.note(f"it is not known yet what runs have waited for: {error}")
+                await asyncio.sleep(RETRY_SECONDS)
 
     async def _check_awaited(self) -> None:
         """Finds what has been decided, and which runs have ended, while the hub was stopped."""
