@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -57,7 +58,8 @@ class RecordQueries:
             return await self._run(lambda: list_traces(self._source, wanted, before, limit))
 
     async def summarize(self, wanted: RecordQuery, minutes: int) -> Mapping[str, Any]:
-        """Computes it once for all pages that show it, and takes 5 % of a core for it at most."""
+        """Computes it once for all pages that show it, and takes 5 % of a core for it at most.
+        `nextInMs` says when it is computed again."""
         with self._count(wanted):
             async with self._summing:
                 return await self._summarize(wanted, minutes)
@@ -71,7 +73,8 @@ class RecordQueries:
             ended = time.monotonic()
             until = ended + max(SUMMARY_SECONDS, (ended - began) * SUMMARY_REST)
             known = self._summaries[wanted, minutes] = until, found
-        return known[1]
+        left = max(0.0, known[0] - time.monotonic())
+        return {**known[1], "nextInMs": math.ceil(left * 1000)}
 
     async def verify(self) -> Mapping[str, Any]:
         shared = self._parts.shared_audit

@@ -10,7 +10,7 @@ import { showFirstSteps } from "../first_steps.js";
 
 export const title = "Home";
 const PERIODS = [["15", "15 minutes"], ["60", "hour"], ["1440", "day"]];
-const SETTLED_MS = 2500; // the hub computes the map for all pages at once, every few seconds
+const SETTLED_MS = 2500; // calls are recorded by then
 
 export async function show(root, route, ctx) {
   const minutes = PERIODS.some(([value]) => value === route.query.get("minutes")) ? route.query.get("minutes") : "60";
@@ -59,16 +59,20 @@ export async function show(root, route, ctx) {
       // The next event tries again; the header shows the state of the connection.
     }
   }
+  async function settle() {
+    await read(); // may be of before the last call: the hub computes one map for all pages, now and then
+    timer = setTimeout(read, data.nextInMs + 100);
+  }
   const soon = throttle(read, 2000);
   let timer = setTimeout(() => {
-    read(); // the events of calls begin a moment after the page
+    settle(); // the events of calls begin a moment after the page
     panels.failures();
   }, SETTLED_MS);
   ctx.onLeave(() => clearTimeout(timer));
   ctx.onLeave(ctx.live.on("activity", (event) => {
     soon();
     clearTimeout(timer);
-    timer = setTimeout(read, SETTLED_MS);
+    timer = setTimeout(settle, SETTLED_MS);
     if (event.failed) panels.failures();
   }));
   for (const name of ["server-changed", "agent-changed", "gap"]) ctx.onLeave(ctx.live.on(name, soon));
