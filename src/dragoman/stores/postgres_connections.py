@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     Connection = psycopg.Connection[tuple[Any, ...]]
     AsyncConnection = psycopg.AsyncConnection[tuple[Any, ...]]
 
+# The driver warns of each error that it drops behind another one, which it raises.
 logging.getLogger("psycopg").setLevel(logging.ERROR)
-"""The driver warns of each error that it drops behind another one; that one is raised."""
 
 NAMESPACE = "dragoman"
 CONNECT_SECONDS = 1.0

@@ -61,7 +61,7 @@ export async function show(root, route, ctx) {
   }
   async function settle() {
     await read(); // may be of before the last call: the hub computes one map for all pages, now and then
-    timer = setTimeout(read, data.nextInMs + 100);
+    if (!ctx.signal.aborted) timer = setTimeout(read, data.nextInMs + 100);
   }
   const soon = throttle(read, 2000);
   let timer = setTimeout(() => {
