@@ -10,7 +10,8 @@ request belong to the user: they stay when a token merely expires, since the cli
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Protocol
 
 from dragoman.core.errors import InsufficientScope
@@ -66,14 +67,12 @@ def build_missing_scope(principal: Principal, scope: str, what: str = "") -> Ins
     return InsufficientScope(f"{begin}: {describe_missing_scope(principal, scope)}", scope)
 
 
-def find_missing_scope(rights: Container[str], action: str) -> str:
+@lru_cache(1_024)  # each read of a task comes through here
+def find_missing_scope(rights: frozenset[str], action: str) -> str:
     """The scope that an action needs, where a credential with these rights may not be used for it;
     empty if it may."""
-    scopes = _SCOPES_OF.get(action) or (action,)
-    for scope in scopes:  # no generator: each read of a task comes through here
-        if scope in rights:
-            return ""
-    return scopes[0]
+    scopes = _SCOPES_OF.get(action, (action,))
+    return "" if any(scope in rights for scope in scopes) else scopes[0]
 
 
 def describe_missing_scope(principal: Principal, scope: str) -> str:

@@ -65,6 +65,7 @@ class _ActivePolicySet:
         self.policy_set = evaluator.policy_set
         self.read = self.policy_set.read
         self.reads_door = "via" in self.read.context or self.read.opaque
+        self.reads_time = self.policy_set.reads_time
         self.decisions: dict[Hashable, Decision] = {}
         self.principals: dict[Hashable, tuple[TargetFacts | None, PrincipalEntity]] = {}
         self.resources: dict[str, tuple[Tool, TargetFacts, ResourceEntity]] = {}
@@ -123,7 +124,7 @@ class PolicyEngine:
 
     @property
     def version(self) -> int:
-        if self._active.policy_set.reads_time:
+        if self._active.reads_time:
             return self._version * 2**32 + int(self._clock() // TIME_STEP)
         return self._version * 2**32
 

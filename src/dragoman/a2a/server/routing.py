@@ -92,8 +92,10 @@ class MessageRouter:
         """The agents of the catalog in their order."""
         self._cached_at = -1
         """The version of the catalog that these three are of."""
-        self._defaults: dict[Hashable, str] = {}
-        self._defaults_of = (-1, -1)
+        self._defaults: dict[int, tuple[Principal, Destination]] = {}
+        """By the identity of the principal, which costs less than comparing all its fields."""
+        self._defaults_of = -1
+        """The version of the policies that these are of."""
 
     def list_agents(self, principal: Principal) -> list[Tool]:
         """The agents that it may discover, the default one first."""
@@ -102,20 +104,21 @@ class MessageRouter:
             for tool in self._hub.catalog.list_tools()
             if tool.agent is not None and self.can_discover(principal, tool)
         }
-        self._refresh()
+        if self._cached_at != self._hub.catalog.version:
+            self._refresh()
         first = [found.pop(name) for name in self._order if name in found]
         return [*first, *found.values()]
 
     def get_facts(self, agent: str | None, principal: Principal) -> AgentFacts:
         """Of the agent of that name; None for the default one of the principal. Raises for an
         unknown agent."""
-        return self._get_destination(agent, principal).facts
+        there = self._get_default(principal) if agent is None else self._get_destination(agent)
+        return there.facts
 
-    def _get_destination(self, agent: str | None, principal: Principal) -> Destination:
+    def _get_destination(self, agent: str) -> Destination:
         """Of a message to `agent` that names no skill."""
-        self._refresh()
-        if agent is None:
-            agent = self.find_default_agent(principal) or HUB
+        if self._cached_at != self._hub.catalog.version:
+            self._refresh()
         known = self._destinations.get(agent)
         if known is None:
             facts = self._find_facts(agent)
@@ -127,15 +130,15 @@ class MessageRouter:
 
     def resolve_slug(self, agent: str) -> str:
         """The name of the agent with that name or slug; `agent` itself if there is none."""
-        self._refresh()
+        if self._cached_at != self._hub.catalog.version:
+            self._refresh()
         return self._slugs.get(agent, agent)
 
     def _refresh(self) -> None:
         """After a change of the catalog, orders its agents, and finds the slugs that stand for one
         agent only and are not an agent's name."""
-        if self._cached_at == self._hub.catalog.version:
-            return
         self._cached_at, self._destinations = self._hub.catalog.version, {}
+        self._defaults = {}
         tools = self._hub.catalog.list_tools()
         names = [tool.agent.name for tool in tools if tool.agent is not None]
         present = frozenset(names)
@@ -156,20 +159,20 @@ class MessageRouter:
             raise _unknown_agent_error(name)
         return tool.agent
 
-    def find_default_agent(self, principal: Principal) -> str:
-        """The name of the agent that answers the principal if none is named: that of the
-        configuration, else the first one that the principal may discover; empty for the hub."""
-        if self._default:
-            return self._default
-        self._refresh()
-        if not self._order:
-            return ""
-        if self._defaults_of != self.version or len(self._defaults) >= MAX_DEFAULTS:
-            self._defaults, self._defaults_of = {}, self.version
-        key = key_of_principal(principal), principal is STRANGER
-        if (found := self._defaults.get(key)) is None:
-            found = self._defaults[key] = self._find_first(principal)
-        return found
+    def _get_default(self, principal: Principal) -> Destination:
+        """The agent that answers the principal if none is named: that of the configuration, else
+        the first one that the principal may discover, else the hub."""
+        if self._cached_at != self._hub.catalog.version:
+            self._refresh()
+        policies = self._hub.authorizer.version
+        if self._defaults_of != policies or len(self._defaults) >= MAX_DEFAULTS:
+            self._defaults, self._defaults_of = {}, policies
+        kept = self._defaults.get(id(principal))
+        if kept is None:
+            agent = self._default or self._find_first(principal) or HUB
+            kept = principal, self._get_destination(agent)
+            self._defaults[id(principal)] = kept
+        return kept[1]
 
     def _find_first(self, principal: Principal) -> str:
         for name in self._order:
@@ -194,7 +197,7 @@ class MessageRouter:
         named_agent, skill = read_named_target(request)
         if agent is None and named_agent:
             agent = named_agent
-        there = self._get_destination(agent, principal)
+        there = self._get_default(principal) if agent is None else self._get_destination(agent)
         if not skill:
             return there
         # The default agent is meant only because the message names no other, unless it has that
