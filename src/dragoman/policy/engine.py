@@ -48,6 +48,7 @@ ENFORCE, SHADOW = "enforce", "shadow"
 MAX_KEPT = 10_000
 """The most cached decisions, principals and tools, each."""
 NO_CONTEXT = "{}"
+_GENERATION = 2**32
 _ALWAYS_ENFORCED = ADMIN_ACTIONS | {APPROVE}
 TIME_STEP = 60.0
 """Seconds after which lists are decided anew if policies read the time."""
@@ -116,6 +117,7 @@ class PolicyEngine:
         self._facts, self._intact, self._depth, self._clock = facts, intact, depth, clock
         self._flows = flows
         self._version = 0
+        """A multiple of `_GENERATION`: `version` adds the time to it."""
         self._active = _ActivePolicySet(CedarEvaluator(policy_set))
 
     @property
@@ -125,13 +127,13 @@ class PolicyEngine:
     @property
     def version(self) -> int:
         if self._active.reads_time:
-            return self._version * 2**32 + int(self._clock() // TIME_STEP)
-        return self._version * 2**32
+            return self._version + int(self._clock() // TIME_STEP)
+        return self._version
 
     def swap(self, policy_set: PolicySet) -> None:
         """Activates `policy_set` for all later decisions."""
         self._active = _ActivePolicySet(CedarEvaluator(policy_set))
-        self._version += 1
+        self._version += _GENERATION
 
     def set_mode(self, mode: str) -> None:
         self.mode = mode

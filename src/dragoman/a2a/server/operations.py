@@ -166,8 +166,11 @@ class A2aServer:
     def _check_requirements(self, ctx: RequestContext, op: str) -> None:
         """What an agent requires of its callers; for a message, `MessageSender` checks it when it
         is known which agent the message is for."""
+        is_streamed = op in operations.STREAMING
+        if ctx.agent is None and not is_streamed and not self.router.requires_extensions():
+            return  # nothing has to be known of the default agent: clients read tasks often
         facts = self.router.get_facts(ctx.agent, ctx.principal)
-        routing.check_agent_requirements(facts, ctx.extensions, op in operations.STREAMING)
+        routing.check_agent_requirements(facts, ctx.extensions, is_streamed)
 
     # --- messages ------------------------------------------------------------------------------
 
@@ -185,14 +188,16 @@ class A2aServer:
                 await waiter
             finally:
                 task.waiters.remove(waiter)
-        _refuse_if_abandoned(task)
+        if task.error is not None:
+            _refuse_if_abandoned(task)
         if message := self._take_direct_reply(task):
             chosen = {operations.TASK_ID: task.id} if operations.TASK_ID in request else {}
             return {"message": message, **chosen}
         shown = {"task": render_task(task, configuration.get("historyLength"))}
-        if self.tasks.unsaved > 1:  # others are about to be answered too: one save for all
-            await asyncio.sleep(0)
-        self._store_begun()
+        if unsaved := self.tasks.unsaved:
+            if unsaved > 1:  # others are about to be answered too: one save for all
+                await asyncio.sleep(0)
+            self._store_begun()
         return shown
 
     def _store_begun(self) -> None:

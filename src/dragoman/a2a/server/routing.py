@@ -90,8 +90,9 @@ class MessageRouter:
         self._slugs: dict[str, str] = {}
         self._order: Sequence[str] = ()
         """The agents of the catalog in their order."""
+        self._requires_extensions = False
         self._cached_at = -1
-        """The version of the catalog that these three are of."""
+        """The version of the catalog that these four are of."""
         self._defaults: dict[int, tuple[Principal, Destination]] = {}
         """By the identity of the principal, which costs less than comparing all its fields."""
         self._defaults_of = -1
@@ -114,6 +115,12 @@ class MessageRouter:
         unknown agent."""
         there = self._get_default(principal) if agent is None else self._get_destination(agent)
         return there.facts
+
+    def requires_extensions(self) -> bool:
+        """Whether an agent requires its clients to declare an extension."""
+        if self._cached_at != self._hub.catalog.version:
+            self._refresh()
+        return self._requires_extensions
 
     def _get_destination(self, agent: str) -> Destination:
         """Of a message to `agent` that names no skill."""
@@ -140,7 +147,11 @@ class MessageRouter:
         self._cached_at, self._destinations = self._hub.catalog.version, {}
         self._defaults = {}
         tools = self._hub.catalog.list_tools()
-        names = [tool.agent.name for tool in tools if tool.agent is not None]
+        agents = [tool.agent for tool in tools if tool.agent is not None]
+        names = [facts.name for facts in agents]
+        self._requires_extensions = any(
+            extension.get("required") for facts in agents for extension in facts.extensions
+        )
         present = frozenset(names)
         self._order = [name for name in dict.fromkeys(self._list_order()) if name in present]
         taken = Counter(map(slug_from_name, names))
@@ -162,6 +173,8 @@ class MessageRouter:
     def _get_default(self, principal: Principal) -> Destination:
         """The agent that answers the principal if none is named: that of the configuration, else
         the first one that the principal may discover, else the hub."""
+        if self._default:
+            return self._get_destination(self._default)
         if self._cached_at != self._hub.catalog.version:
             self._refresh()
         policies = self._hub.authorizer.version
@@ -169,7 +182,7 @@ class MessageRouter:
             self._defaults, self._defaults_of = {}, policies
         kept = self._defaults.get(id(principal))
         if kept is None:
-            agent = self._default or self._find_first(principal) or HUB
+            agent = self._find_first(principal) or HUB
             kept = principal, self._get_destination(agent)
             self._defaults[id(principal)] = kept
         return kept[1]

@@ -5,8 +5,7 @@ whether it continues a task. The task runs `Hub.call`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
-from functools import partial
+from collections.abc import Awaitable, Coroutine, Iterable, Mapping
 from time import time
 from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
@@ -58,9 +57,6 @@ MAX_KEYS = 32
 
 Sent: TypeAlias = tuple[A2aTask, int]
 """The running task, and the number of its last entry when the message was taken."""
-
-
-MakeCall: TypeAlias = Callable[[], Coroutine[Any, Any, tuple[Tool, Result]]]
 
 
 class MessageSender:
@@ -468,15 +464,18 @@ class MessageSender:
             answers=answers,
             handle=handle,
         )
-        call = partial(self._hub.call, task.owner, name, record.arguments, options)
         is_withdrawal = handle is not None and answers is None
-        return self._store_and_call(task, call) if header.sends and not is_withdrawal else call()
+        if header.sends and not is_withdrawal:
+            return self._store_and_call(task, name, options)
+        return self._hub.call(task.owner, name, record.arguments, options)
 
-    async def _store_and_call(self, task: A2aTask, call: MakeCall) -> tuple[Tool, Result]:
+    async def _store_and_call(
+        self, task: A2aTask, name: str, options: CallOptions
+    ) -> tuple[Tool, Result]:
         """Makes the call of a message with an idempotency key once the key is stored. The heir of a
         hub that has ended sends what it does not know of again."""
         self._tasks.flush(task)
-        return await call()
+        return await self._hub.call(task.owner, name, task.record.arguments, options)
 
     def take_direct_reply(self, task: A2aTask) -> Mapping[str, Any] | None:
         """The message that answers in place of a task, if the target gave one and no client has
