@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from faults.experiments import EXPERIMENTS, Experiment
-from faults.harness import Outcome
+from faults.harness import ROOT, Outcome
 
 VERDICTS = ("passed", "failed", "not run")
+CODE = ("--", "src", "faults", "tests", "locks")
+"""What the figures depend on."""
 
 INTRODUCTION = """\
 # Reliability
@@ -67,9 +70,10 @@ def escape(text: str) -> str:
 def render_page(results: Sequence[Result], seed: int, page: str = "") -> str:
     """Renders the results; experiments that were not run keep their rows of `page`."""
     rows, failures = _read_rows(page)
+    commit = find_commit()
     for result in results:
         name = result.experiment.name
-        rows[escape(name)] = _render_row(result, seed)
+        rows[escape(name)] = _render_row(result, seed, commit)
         failures[escape(name)] = [
             f"- {escape(name)}: {escape(failure[:400])}" for failure in result.outcome.failures[:5]
         ]
@@ -89,10 +93,12 @@ def render_page(results: Sequence[Result], seed: int, page: str = "") -> str:
     return "\n".join(lines) + "\n"
 
 
-def _render_row(result: Result, seed: int) -> str:
+def _render_row(result: Result, seed: int, commit: str) -> str:
     figures = result.missing or render_figures(result.outcome.figures)
     seeds = f"seed {seed}" if result.seeds == 1 else f"seeds {seed} to {seed + result.seeds - 1}"
     run = f"{datetime.now(UTC):%Y-%m-%d}, {result.seconds:.0f} s, {seeds}"
+    if commit:
+        run += f", commit {commit}"
     one = result.experiment
     cells = (one.name, one.does, one.passes, figures, run, result.verdict)
     return f"| {' | '.join(map(escape, cells))} |"
@@ -111,6 +117,22 @@ def _read_rows(page: str) -> tuple[dict[str, str], dict[str, list[str]]]:
         if found:
             failures.setdefault(max(found, key=len), []).append(line)
     return rows, failures
+
+
+def find_commit() -> str:
+    """The commit of this checkout, with a mark if the code differs from it; empty without git."""
+    commit = _run_git("rev-parse", "--short", "HEAD")
+    return f"{commit} and changes" if commit and _run_git("diff", "HEAD", *CODE) else commit
+
+
+def _run_git(*arguments: str) -> str:
+    """What git prints; empty if it fails or is absent."""
+    command = ["git", "-C", str(ROOT), *arguments]
+    try:
+        found = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    except OSError:
+        return ""
+    return found.stdout.decode(errors="replace").strip() if found.returncode == 0 else ""
 
 
 def describe_machine() -> str:
