@@ -6,10 +6,13 @@ Knows nothing of tools. Names in camelCase and snake_case count as their words.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from heapq import nlargest
 from math import log
+
+from dragoman.core.nearest_names import find_nearest
 
 K1, B = 1.8, 0.5
 """Saturation of repeated words, and how much the length of a document counts."""
@@ -17,6 +20,10 @@ SYNONYM = 0.5
 """The weight of a synonym of a word in the query."""
 PREFIX = 0.4
 """The weight of words that begin like a word that no document has."""
+MISSPELT = 0.5
+"""The weight of the word that a word is like which no document has."""
+VALUE = 0.3
+"""The weight of words in addresses, paths and quotation marks: they are what a tool is given."""
 IDIOM = 1.0
 """The weight of words that a phrase of the query stands for."""
 COVERAGE = 0.4
@@ -26,12 +33,27 @@ GROUP = 2.0
 OTHER_ACTION = 0.6
 """How much less a document counts that does something else than the query asks for."""
 MIN_PREFIX = 4
+ALIKE, ALIKE_SHORT = 0.8, 0.75
+"""How like a misspelt word is; the second for words below six letters."""
 MAX_QUERY = 1_000
 """Characters of a query."""
 MAX_WORDS = 64
 """Words of a query."""
+MAX_GUESSES = 10
+"""Words of a query that no document has, and that are compared with all others."""
 
 _WORD = re.compile(r"[^\W_]+")
+_UNSPACED = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]{2,}")
+"""Text without spaces between words: Chinese, Japanese and Korean."""
+_VALUE = re.compile(
+    r"https?://\S+"
+    r"|[\w.+-]{1,64}@[\w-]{1,64}\.[\w.-]{1,64}"
+    r"|(?<![\w/.])(?:~|\.{1,2})?/[\w.@+-]+(?:/[\w.@+-]*)*"
+    r"|\"[^\"\n]{1,200}\""
+    r"|(?<!\w)'[^'\n]{1,200}'(?!\w)"
+    "|“[^”\n]{1,200}”"
+    "|`[^`\n]{1,200}`"
+)
 _PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _STOP_TEXT = (
     "a about according again already also am an and any anybody anything are as at be been "
@@ -47,6 +69,11 @@ _STOP_TEXT = (
 )
 _STOP_WORDS = frozenset(_STOP_TEXT.split())
 """Words that say nothing of what is looked for."""
+_FILE_NAME = (
+    r"[\w-]{1,64}\.(?!(?:com|org|net|io|dev|ai|co|gov|edu|info|app|uk|de|fr|cn|jp|eu|us)\b)"
+    r"[a-z][a-z0-9]{1,4}\b(?![.@/])"
+)
+"""A name with an extension that is no domain."""
 _IDIOMS = tuple(
     (re.compile(rf"\b(?:{pattern})\b", re.IGNORECASE), meaning)
     for pattern, meaning in (
@@ -75,10 +102,9 @@ _IDIOMS = tuple(
         ("up to date", "update"),
         ("what did|what has|since", "changes history"),
         ("not committed|uncommitted|pending changes", "status working tree unstaged changes"),
-        (
-            r"[\w-]+\.(?:ya?ml|json|txt|md|ini|toml|cfg|conf|csv|log|pdf|docx?|xlsx?|py|js|ts|go|rs|sh)",
-            "file",
-        ),
+        (_FILE_NAME, "file"),
+        (rf"(?:open|show|display|print|view|look at|contents? of).{{0,60}}{_FILE_NAME}", "read"),
+        (r"(?<![\w/.:])(?:~|\.{1,2})?/[\w.@+-]+", "path file directory"),
         (r"https?://\S+", "url web page"),
         (r"(?=[a-f]*[0-9])[0-9a-f]{6,40}", "commit revision"),
         ("do you remember|do you know|you know", "memory search"),
@@ -299,11 +325,33 @@ def list_stems(text: str) -> list[str]:
     and as its parts."""
     found = []
     for word in _WORD.findall(text):
-        parts = _PART.findall(word) if word.isascii() else ()
+        if not word.isascii():
+            found += _split_unspaced(_remove_accents(word).lower())
+            continue
+        parts = _PART.findall(word)
         if len(parts) > 1:
             found += [part.lower() for part in parts if len(part) > 1]
         found.append(word.lower())
     return [stem(word) for word in found if word not in _STOP_WORDS]
+
+
+def _remove_accents(word: str) -> str:
+    parts = unicodedata.normalize("NFD", word)
+    return unicodedata.normalize(
+        "NFC", "".join(one for one in parts if not "\u0300" <= one <= "\u036f")
+    )
+
+
+def _split_unspaced(word: str) -> list[str]:
+    """Cuts what is written without spaces into pairs of characters: where its words end, no rule
+    says, and two texts about one thing have pairs in common."""
+    found, place = [], 0
+    for match in _UNSPACED.finditer(word):
+        found.append(word[place : match.start()])
+        run, place = match.group(), match.end()
+        found += [run[at : at + 2] for at in range(len(run) - 1)]
+    found.append(word[place:])
+    return [one for one in found if one]
 
 
 def weigh_words(fields: Iterable[tuple[float, str]]) -> dict[str, float]:
@@ -340,15 +388,22 @@ class TextIndex:
                 gain = weight * (K1 + 1) / (weight + norm)
                 self._postings.setdefault(word, []).append((number, gain))
         self._count = len(documents)
+        self._by_form: dict[tuple[str, int], list[str]] = {}
+        """The words by their first letter and length, once a misspelt one is looked up."""
 
     def search(self, query: str, limit: int) -> list[tuple[int, float]]:
         """Returns the numbers of the best documents and their scores, the best first."""
         scores: dict[int, float] = {}
         matched: dict[int, float] = {}
         words = self._weigh_query(query)
+        guesses = MAX_GUESSES
         for word, importance in words.items():
             best: dict[int, float] = {}
-            for others, weight in self._expand(word):
+            expanded = self._expand(word)
+            if not expanded and guesses:
+                guesses -= 1
+                expanded = self._guess(word)
+            for others, weight in expanded:
                 worth = importance * weight * self._find_rarity(others)
                 for other in others:
                     for number, gain in self._postings[other]:
@@ -370,9 +425,12 @@ class TextIndex:
         return nlargest(limit, scores.items(), key=lambda one: (one[1], -one[0]))
 
     def _weigh_query(self, query: str) -> dict[str, float]:
-        words = dict.fromkeys(list_stems(query[:MAX_QUERY])[:MAX_WORDS], 1.0)
+        query = query[:MAX_QUERY]
+        words = dict.fromkeys(list_stems(_VALUE.sub(" ", query))[:MAX_WORDS], 1.0)
+        for word in list_stems(" ".join(_VALUE.findall(query)))[: MAX_WORDS - len(words)]:
+            words.setdefault(word, VALUE)
         for pattern, meaning in _IDIOMS:
-            if pattern.search(query[:MAX_QUERY]):
+            if pattern.search(query):
                 for word in list_stems(meaning):
                     words.setdefault(word, IDIOM)
         return words
@@ -394,11 +452,31 @@ class TextIndex:
         others = {one for one in _SYNONYMS.get(word, ()) if one in self._postings}
         if others:
             found.append((others | {word} & self._postings.keys(), SYNONYM))
-        if not found and len(word) >= MIN_PREFIX:
-            near = [one for one in self._postings if _begins_alike(one, word)]
-            if near:
-                found.append((near, PREFIX))
         return found
+
+    def _guess(self, word: str) -> list[tuple[Collection[str], float]]:
+        """The words of the index that a word of a query may stand for which no document has."""
+        if len(word) < MIN_PREFIX:
+            return []
+        if near := [one for one in self._postings if _begins_alike(one, word)]:
+            return [(near, PREFIX)]
+        meant = self._find_misspelt(word)
+        return [((meant,), MISSPELT)] if meant is not None else []
+
+    def _find_misspelt(self, word: str) -> str | None:
+        """The word of the index that a misspelt one is like, with the same first letter and at most
+        one letter more or less."""
+        if not self._by_form:
+            for known in self._postings:
+                self._by_form.setdefault((known[0], len(known)), []).append(known)
+        if not word.isalpha():
+            return None
+        near = [
+            known
+            for length in (len(word), len(word) - 1, len(word) + 1)
+            for known in self._by_form.get((word[0], length), ())
+        ]
+        return find_nearest(word, near, ALIKE if len(word) > 5 else ALIKE_SHORT)
 
 
 def _begins_alike(one: str, other: str) -> bool:

@@ -34,7 +34,7 @@ MAX_KEPT = 32
 """Indexes, of groups of callers that see the same."""
 MAX_TRIES = 3
 
-NAME, SERVER, FIRST, REST, PARAMETERS, PARAMETER_TEXTS = 8.0, 1.0, 1.5, 0.8, 0.7, 0.2
+NAME, SERVER, FIRST, REST, PARAMETERS, PARAMETER_TEXTS = 8.0, 1.0, 1.5, 0.8, 0.7, 0.4
 """The weights of the parts of a definition."""
 _FIRST_CHARS, _REST_CHARS, _PARAMETER_CHARS = 300, 1_500, 200
 
