@@ -336,6 +336,37 @@ async def test_run_of_which_nothing_has_left_is_due_again_after_a_stop(
         await heir.close()
 
 
+async def test_end_of_a_run_is_recorded_although_another_hub_changes_its_row(
+    store_place: StorePlace,
+) -> None:
+    """The other hub takes the lease, and finds the run begun, between the reading and the writing
+    of the row: a run of which nothing has left would stay interrupted."""
+    clock = Clock()
+    fire = Troubled(lambda: ShuttingDown("the hub stops"))
+
+    class SharedSchedules(DatabaseSchedules):
+        is_raced = False
+
+        def save(self, schedule: Schedule, before: Schedule) -> bool:
+            if before.outcome == RUNNING and not self.is_raced:
+                self.is_raced = True
+                assert super().save(replace(before, outcome=INTERRUPTED), before)
+            return super().save(schedule, before)
+
+    with closing(SharedSchedules(store_place)) as store:
+        store.add(build_schedule("a", once=True))
+        before = find(store)
+        runner = ScheduleRunner(store, fire, clock=clock)
+        runner.take_turn()
+        await wait_for(fire.called)
+        assert store.is_raced and fire.made == 0
+        assert runner._woken.is_set()  # it looks again soon
+        runner.take_turn()
+        await wait_for(fire.done)
+        assert before.runs == 0 and fire.made == 1 and store.load_all() == []
+        await runner.close()
+
+
 async def test_run_that_fails_unexpectedly_is_shown_as_failed(tmp_path: Path) -> None:
     async def fail(schedule: Schedule, message: str) -> None:
         raise ZeroDivisionError("a mistake")

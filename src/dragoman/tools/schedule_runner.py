@@ -142,7 +142,8 @@ class ScheduleRunner:
         `StorageFailed`; then the next turn does the rest."""
         self._record_ended()
         self._start_unsure()
-        return self.start_due() if self._take_lease() else self._limits.lease_seconds
+        seconds = self.start_due() if self._take_lease() else self._limits.lease_seconds
+        return min(seconds, self._limits.lease_seconds) if self._unrecorded else seconds
 
     def _take_lease(self) -> bool:
         """Whether this hub runs the schedules now. A hub that begins to do so finds runs that the
@@ -239,6 +240,7 @@ class ScheduleRunner:
                     self._record_ended()
                 except StorageFailed as error:
                     STORAGE_OUTAGE.note(f"ends of schedules are recorded later: {error}")
+                if self._unrecorded:
                     self.wake()
 
     async def _send(self, run: BegunRun) -> RunEnd | None:
@@ -288,7 +290,7 @@ class ScheduleRunner:
         """Records how runs ended, unless the schedule was deleted or has run again meanwhile. One
         that runs once is over with its call."""
         for schedule, end in list(self._unrecorded.values()):
-            stored = self._find_stored(schedule)
+            stored, is_recorded = self._find_stored(schedule), True
             if stored is not None and stored.once and end.is_made:
                 self._store.delete(stored.org, stored.owner, stored.id)
             elif stored is not None and (before := end.put_back) is not None:
@@ -296,10 +298,11 @@ class ScheduleRunner:
                     stored, next_at=before.next_at, last_at=before.last_at, runs=before.runs,
                     missed=before.missed, outcome=before.outcome,
                 )  # fmt: skip
-                self._store.save(due, stored)
+                is_recorded = self._store.save(due, stored)
             elif stored is not None:
-                self._store.save(replace(stored, outcome=end.outcome), stored)
-            del self._unrecorded[schedule.id]
+                is_recorded = self._store.save(replace(stored, outcome=end.outcome), stored)
+            if is_recorded:  # else another hub has changed it meanwhile: the next turn looks again
+                del self._unrecorded[schedule.id]
 
     def _find_stored(self, schedule: Schedule) -> Schedule | None:
         """Finds the schedule of a run as it is stored, if this run is still its last."""
