@@ -112,6 +112,42 @@ async def test_nothing_begins_while_endings_are_not_stored(rig: Rig, place: Path
     assert stored is not None and stored.outcome == COMPLETED
 
 
+async def test_error_that_cannot_be_stored_holds_up_no_other_call(rig: Rig) -> None:
+    """Names of files may have lone surrogates, and errors of agents repeat them."""
+    first, second = await rig.park(x=1), await rig.park(x=2)
+    for id in (first, second):
+        rig.desk.decide(id, True, LEA)
+
+    async def fail(call: Call) -> Result:
+        raise WorkFailed("there is no file \udcff")
+
+    run, rig.target.run = rig.target.run, fail  # type: ignore[method-assign]
+    assert rig.desk.claim(first) is not None
+    with pytest.raises(WorkFailed):
+        await rig.call(first, x=1)
+    rig.target.run = run  # type: ignore[method-assign]
+    stored = rig.store.find(first)
+    assert stored is not None and stored.approval.problem.endswith("there is no file ?")
+    assert rig.desk.claim(second) is not None
+    await rig.call(second, x=2)
+    assert await until_ended(rig, second) == COMPLETED
+
+
+async def test_request_that_was_deleted_holds_up_no_other_ending(
+    rig: Rig, place: Path | str
+) -> None:
+    first, second = await rig.park(x=1), await rig.park(x=2)
+    for id in (first, second):
+        rig.desk.decide(id, True, LEA)
+        assert rig.desk.claim(id) is not None
+    with take_away(place, "approvals.db", "approvals"):
+        rig.desk.put_back(first)
+        rig.desk.finish(second, COMPLETED, "", b"{}")
+    with rig.store._transact() as db:
+        db.execute("DELETE FROM approvals WHERE id = ?", (first,))
+    assert await until_ended(rig, second) == COMPLETED
+
+
 async def test_call_that_the_hub_could_not_make_may_begin_again(rig: Rig) -> None:
     rig.settings = ApprovalSettings(wait_secs=60)
     waiting = asyncio.ensure_future(rig.call(x=1))

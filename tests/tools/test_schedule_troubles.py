@@ -12,7 +12,14 @@ from tests.table_outage import take_away
 from tests.tools.test_schedules import NOON, Clock, Fired, build_schedule, find, settle
 
 from dragoman.core.cluster import Leases
-from dragoman.core.errors import HubError, LeaseExpired, Overloaded, ShuttingDown, StorageFailed
+from dragoman.core.errors import (
+    HubError,
+    LeaseExpired,
+    Overloaded,
+    ShuttingDown,
+    StorageFailed,
+    WorkFailed,
+)
 from dragoman.core.ports import Schedule
 from dragoman.core.structs import replace
 from dragoman.stores.agent_schedules import DatabaseSchedules, ScheduleLimits
@@ -377,6 +384,23 @@ async def test_run_that_fails_unexpectedly_is_shown_as_failed(tmp_path: Path) ->
         runner.take_turn()
         await settle()
         assert find(store).outcome.startswith("failed: ZeroDivisionError")
+        await runner.close()
+
+
+async def test_error_that_cannot_be_stored_ends_no_schedules(store_place: StorePlace) -> None:
+    """Names of files may have lone surrogates, and errors of agents repeat them."""
+    clock = Clock()
+    fire = Troubled(lambda: WorkFailed("there is no file \udcff"))
+    with closing(DatabaseSchedules(store_place)) as store:
+        store.add(build_schedule("a"))
+        runner = ScheduleRunner(store, fire, clock=clock)
+        runner.take_turn()
+        await wait_for(fire.called)
+        assert find(store).outcome == "failed: there is no file ?"
+        clock.now += 600
+        runner.take_turn()
+        await wait_for(fire.done)
+        assert find(store).outcome == DONE
         await runner.close()
 
 

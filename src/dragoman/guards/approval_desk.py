@@ -493,7 +493,7 @@ class ApprovalDesk:
         self._claimed.discard(id)
         now = self._clock()
         ending = CallEnding(
-            outcome, problem[:MAX_PROBLEM], reply, now, now if is_delivered else 0.0
+            outcome, shorten(problem, MAX_PROBLEM), reply, now, now if is_delivered else 0.0
         )
         self._endings.add(id, ending)
         self._wake(id)
@@ -507,6 +507,8 @@ class ApprovalDesk:
             self._start_ready(self.get(id))
         except StorageFailed:
             self._note_unread(id)
+        except NotFound:  # it was deleted meanwhile
+            pass
 
     def put_back(self, id: str) -> None:
         """The hub itself was not able to make a call that was begun, and nothing of it has left: it

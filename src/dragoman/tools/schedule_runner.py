@@ -30,6 +30,7 @@ from dragoman.core.local_agents import SCHEDULE
 from dragoman.core.logs import STORAGE_OUTAGE
 from dragoman.core.ports import Schedule, ScheduleStore
 from dragoman.core.principal import Principal
+from dragoman.core.redaction import shorten
 from dragoman.core.schedule_times import Timing, count_missed, find_next
 from dragoman.core.structs import replace
 
@@ -176,7 +177,7 @@ class ScheduleRunner:
             following = find_next(timing, now, schedule.next_at)
         except InvalidInput as error:  # the time zone is unknown to this machine
             following, reason = now + 86_400, str(error)
-            changed = replace(schedule, next_at=following, outcome=reason[:MAX_OUTCOME])
+            changed = replace(schedule, next_at=following, outcome=shorten(reason, MAX_OUTCOME))
             self._store.save(changed, schedule)
             return following
         if schedule.once:
@@ -231,7 +232,7 @@ class ScheduleRunner:
             end = await self._send(run)
         except Exception as error:
             log.exception('the run of schedule "%s" failed', schedule.id)
-            end = RunEnd(f"failed: {error!r}"[:MAX_OUTCOME], is_made=False)
+            end = RunEnd(shorten(f"failed: {error!r}", MAX_OUTCOME), is_made=False)
         finally:
             self._running.discard(schedule.id)
             if end is not None:
@@ -274,7 +275,7 @@ class ScheduleRunner:
                     before = run.before if is_trouble else None
                     return RunEnd(INTERRUPTED, is_made=False, put_back=before)
                 if not is_trouble or self._clock() >= until:
-                    outcome = f"failed: {error}"[:MAX_OUTCOME]
+                    outcome = shorten(f"failed: {error}", MAX_OUTCOME)
                     log.warning(
                         'schedule "%s" of agent "%s" %s', schedule.id, schedule.owner, outcome
                     )
