@@ -18,6 +18,7 @@ from dragoman.core.background import Work
 from dragoman.core.body_budget import BodyBudget
 from dragoman.core.cluster import OwnedElsewhere, prepay, take_prepayment
 from dragoman.core.errors import Unreachable
+from dragoman.core.logs import RepeatedFailure
 from dragoman.web import forwarding
 from dragoman.web.cluster_tls import build_tls, derive_certificate
 from dragoman.web.forwarding import (
@@ -372,3 +373,30 @@ async def test_a_hub_that_lives_and_is_not_reached_is_not_waited_for(
         assert looks == 2
     else:
         assert b"served by the heir" in response and looks == 3, response
+
+
+async def test_a_hub_that_was_reached_meanwhile_is_lost_anew(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A second absence is logged, however long the first one lasted; one that flaps is not."""
+    now = 0.0
+    failure = RepeatedFailure(lambda: now)
+    monkeypatch.setattr(forwarding, "_unreachable", {OWNER: failure})
+    async with asyncio.timeout(60), run_hubs() as (edge, _, port):
+
+        async def reach() -> None:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET /whole HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            assert (await reader.read()).endswith(b"whole")
+            writer.close()
+
+        lines = []
+        for pause in (0.0, 1.0, forwarding.QUIET_SECONDS):
+            now += pause
+            await reach()
+            now += 1.0
+            caplog.clear()
+            forwarding.log_unreachable(edge, Unreachable("no answer"))
+            lines.append([one.getMessage() for one in caplog.records])
+    text = f"hub {OWNER} lives, and this hub cannot reach it: no answer"
+    assert lines == [[text], [], [text]]

@@ -182,12 +182,13 @@ class RepeatedFailure:
         self._shape = ""
         self._count = 0
         self._since = 0.0
+        self._noted_at = 0.0
         self._logged_at = 0.0
         self._pause = 0.0
 
     def note(self, text: str) -> str | None:
         """Returns what to log now; None if it was logged recently."""
-        now = self._clock()
+        now = self._noted_at = self._clock()
         shape = re.sub(r"\d+", "0", text)
         if shape != self._shape or not self._count:
             self._shape, self._count = shape, 1
@@ -200,9 +201,11 @@ class RepeatedFailure:
         self._pause = min(self._pause * self.GROWTH, self.LONGEST_SECONDS)
         return f"{text} (unchanged, {self._count} times since {render_time(self._since)})"
 
-    def clear(self) -> None:
-        """After a success: the next failure is a new one."""
-        self._count = 0
+    def clear(self, quiet: float = 0.0) -> None:
+        """After a success: the next failure is a new one, unless the last one was less than `quiet`
+        seconds ago."""
+        if self._clock() - self._noted_at >= quiet:
+            self._count = 0
 
 
 class Outage:

@@ -59,6 +59,8 @@ MAX_BODY = BODY_BYTES + 2 * HEAD_BYTES
 """Bytes of a forwarded request: the body, the head and the principal of the client's request."""
 HANDOVER_SECONDS = 8.0
 """How long a request waits, besides two leases, for a hub that stops to finish what it does."""
+QUIET_SECONDS = 5.0
+"""A failure to reach a hub is a new one if it was reached for so long; one that flaps is not."""
 MAX_UNREACHABLE = 64
 """Hubs whose failures are thinned out in the log; ids of hubs that have ended stay among them."""
 _unreachable: dict[str, RepeatedFailure] = {}
@@ -415,8 +417,11 @@ async def send_to_hub(
         "content-type": "application/msgpack", _PROTOCOL: PROTOCOL, _FROM: sender, _TO: receiver
     }  # fmt: skip
     reply = await client.request("POST", url, headers, body, timeout=timeout)
-    if reply.headers.get(_HUB) == receiver and _MOVED not in reply.headers:
-        return reply
+    if reply.headers.get(_HUB) == receiver:
+        if (failure := _unreachable.get(receiver)) is not None:
+            failure.clear(QUIET_SECONDS)
+        if _MOVED not in reply.headers:
+            return reply
     reply.body.close()  # not the hub that was meant, or one that has begun to stop
     return None
 
