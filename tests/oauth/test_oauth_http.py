@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 from tests.oauth.authlib_authority import AuthlibAuthority
 from tests.oauth.served import Browser, bind, serve
 from tests.oauth.world import HEADERS, World
+from tests.wire.test_masked_replies import PiecedBody
 
 from dragoman.core.errors import HubError, LoginRequired
 from dragoman.core.logins import mark_issuer
@@ -88,6 +91,45 @@ class Counter:
         self.sent.append(headers)
         body: Body = None  # type: ignore[assignment]
         return HttpReply(200, {}, body)
+
+
+class SlowEcho:
+    """An HTTP client whose replies repeat the token; the first one waits."""
+
+    def __init__(self) -> None:
+        self.sent: list[str] = []
+        self.begun, self.may_end = asyncio.Event(), asyncio.Event()
+
+    async def request(
+        self, method: str, url: str, headers: Mapping[str, str], *_: object, **__: object
+    ) -> HttpReply:
+        self.sent.append(headers["authorization"])
+        if len(self.sent) == 1:
+            self.begun.set()
+            await self.may_end.wait()
+        data = headers["authorization"].encode()
+        return HttpReply(200, {}, PiecedBody(data, len(data)))
+
+
+async def test_a_token_that_is_replaced_while_its_reply_is_awaited_is_masked(
+    authlib_world: World,
+) -> None:
+    tokens = authlib_world.manage()
+    await authlib_world.log_in(tokens)
+    http = SlowEcho()
+    client = OAuthHttpClient(http, tokens, SHARED)
+
+    async def call() -> bytes:
+        reply = await client.request("POST", authlib_world.resource.url, HEADERS, b"{}", timeout=60)
+        return await reply.body.read(10_000)
+
+    async with asyncio.timeout(60):
+        first = asyncio.create_task(call())
+        await http.begun.wait()
+        await tokens.note_rejected(SHARED, await tokens.find_token(SHARED), "")
+        assert await call() == b"Bearer ***"
+        http.may_end.set()
+        assert await first == b"Bearer ***" and len(set(http.sent)) == 2
 
 
 async def test_headers_are_built_once_per_token(authlib_world: World) -> None:

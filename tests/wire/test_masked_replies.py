@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Mapping
 
 import pytest
 
 from dragoman.wire.http import HttpReply
 from dragoman.wire.masked_replies import list_secret_words, mask_reply
+from dragoman.wire.secret_headers import SecretHeadersClient
 
 TOKEN = 'AT-anna/"cd8c41'
 
@@ -55,3 +57,36 @@ async def test_a_stream_is_not_held_back_for_nothing() -> None:
 def test_words_of_the_configuration_are_no_secrets() -> None:
     assert list_secret_words("Bearer abc def", "Bearer ${TOKEN}") == ["abc", "def"]
     assert list_secret_words("application/json", "application/json") == []
+
+
+async def test_a_secret_that_is_replaced_while_its_reply_is_awaited_is_masked() -> None:
+    secrets = ["first-secret", "second-secret"]
+    begun, may_end = asyncio.Event(), asyncio.Event()
+
+    class SlowEcho:
+        """Repeats the header; the first reply waits."""
+
+        async def request(
+            self, method: str, url: str, headers: Mapping[str, str], *_: object, **__: object
+        ) -> HttpReply:
+            data = headers["x-key"].encode()
+            if data == b"first-secret":
+                begun.set()
+                await may_end.wait()
+            return HttpReply(200, {}, PiecedBody(data, len(data)))
+
+    async def expand(text: str) -> str:
+        return secrets.pop(0)
+
+    client = SecretHeadersClient(SlowEcho(), {"mark": "${exec:key}"}, expand, lambda _: False)
+
+    async def call() -> bytes:
+        reply = await client.request("POST", "http://x/mcp", {"x-key": "mark"}, timeout=60)
+        return await reply.body.read(10_000)
+
+    async with asyncio.timeout(60):
+        first = asyncio.create_task(call())
+        await begun.wait()
+        assert await call() == b"***"
+        may_end.set()
+        assert await first == b"***"

@@ -75,10 +75,11 @@ class SecretHeadersClient:
         values: dict[str, str],
     ) -> HttpReply:
         filled = self._fill(headers, values)
+        secrets = self._secrets  # those of another request may be others before the reply comes
         reply = await self._http.request(
             method, url, filled, body, timeout=timeout, extra_headers=extra_headers
         )
-        return mask_reply(reply, self._secrets)
+        return mask_reply(reply, secrets)
 
     def _fill(self, headers: Mapping[str, str], values: dict[str, str]) -> Mapping[str, str]:
         if headers is self._source and values == self._values:

@@ -55,25 +55,17 @@ class OAuthHttpClient:
             token = await self._tokens.find_token(self._holder)
         if extra_headers and HEADER in extra_headers:
             extra_headers = _without(extra_headers)
+        filled, secrets = self._fill(token, headers)
         reply = await self._http.request(
-            method,
-            url,
-            self._fill(token, headers),
-            body,
-            timeout=timeout,
-            extra_headers=extra_headers,
+            method, url, filled, body, timeout=timeout, extra_headers=extra_headers
         )
         if reply.status == 401 or (reply.status == 403 and _lacks_scope(reply)):
             challenge = reply.headers.get("www-authenticate", "")
             reply.body.close()
             token = await self._tokens.note_rejected(self._holder, token, challenge)
+            filled, secrets = self._fill(token, headers)
             reply = await self._http.request(
-                method,
-                url,
-                self._fill(token, headers),
-                body,
-                timeout=timeout,
-                extra_headers=extra_headers,
+                method, url, filled, body, timeout=timeout, extra_headers=extra_headers
             )
             if reply.status == 401 or (reply.status == 403 and _lacks_scope(reply)):
                 reply.body.close()
@@ -83,16 +75,20 @@ class OAuthHttpClient:
         if token is not self._accepted and reply.status < 400:
             self._accepted = token
             self._tokens.note_accepted(self._holder, token)
-        return mask_reply(reply, self._secrets)
+        return mask_reply(reply, secrets)
 
-    def _fill(self, token: AccessToken, headers: Mapping[str, str]) -> FixedHeaders:
+    def _fill(
+        self, token: AccessToken, headers: Mapping[str, str]
+    ) -> tuple[FixedHeaders, tuple[str, ...]]:
+        """Returns the headers, and the secrets in them: while the reply is awaited, another request
+        may be sent with another token."""
         if token is not self._token or headers is not self._template:
             self._filled = FixedHeaders({**_without(headers), HEADER: token.header})
             self._token = token
             self._secrets = (token.header, token.value)
             # Only these do not change from one request to the next.
             self._template = headers if isinstance(headers, FixedHeaders) else NO_HEADERS
-        return self._filled
+        return self._filled, self._secrets
 
     def _check_origin(self, url: str) -> bool:
         if len(self._is_ours) >= MAX_URLS:
