@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 from tests.a2a.registry_fixture import external, permit_all, run_changeable_agent, run_registry
 from tests.permissive_hub import call_tool
+from tests.wire.test_masked_replies import PiecedBody
 
 from dragoman.a2a.config import ExternalAgent
-from dragoman.a2a.remote.credentials import AgentCredentials
+from dragoman.a2a.remote.credentials import AgentCredentials, CredentialHttpClient
 from dragoman.a2a.remote.registration import create_registration, encode_registration
 from dragoman.core.errors import ConfigError, InvalidInput
 from dragoman.core.principal import OWNER
 from dragoman.core.secret_references import SecretResolver
 from dragoman.core.secret_rules import Author, ReferenceRules, SecretUse
 from dragoman.stores.registry import RegistryStore
+from dragoman.wire.http import HttpReply
 
 pytestmark = pytest.mark.promise("R10")
 
@@ -283,3 +286,36 @@ async def test_stored_agent_with_a_forbidden_reference_is_kept_unused(
             assert here.one("other")["health"] == "healthy"
             assert other.served.requests[-1].headers["authorization"] == f"Bearer {SECRET}"
             await here.listed.change("ops", {"token": "env:VENDOR"})  # it was there before
+
+
+async def test_token_that_is_replaced_while_its_reply_is_awaited_is_masked(tmp_path: Path) -> None:
+    begun, may_end = asyncio.Event(), asyncio.Event()
+
+    class SlowEcho:
+        """Repeats the token; the first reply waits."""
+
+        async def request(
+            self, method: str, url: str, headers: Mapping[str, str], *_: object, **__: object
+        ) -> HttpReply:
+            data = headers["authorization"].encode()
+            if not begun.is_set():
+                begun.set()
+                await may_end.wait()
+            return HttpReply(200, {}, PiecedBody(data, len(data)))
+
+    file = private(tmp_path / "tokens" / "ops", "first-secret")
+    secrets = SecretResolver({}, tmp_path)
+    credentials = AgentCredentials("ops", "file:tokens/ops", {}, secrets, author=Author.API)
+    client = CredentialHttpClient(SlowEcho(), credentials)
+
+    async def call() -> bytes:
+        reply = await client.request("POST", "http://x", credentials.headers, timeout=60)
+        return await reply.body.read(10_000)
+
+    async with asyncio.timeout(60):
+        first = asyncio.create_task(call())
+        await begun.wait()
+        private(file, "second-secret")
+        assert await call() == b"Bearer ***"
+        may_end.set()
+        assert await first == b"Bearer ***"

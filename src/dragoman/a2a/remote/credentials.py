@@ -132,7 +132,7 @@ class CredentialHttpClient:
                 method, url, headers, body, timeout=timeout, extra_headers=extra_headers
             )
         values = await self._resolve()
-        filled = self._fill(headers, values)
+        filled, secrets = self._fill(headers, values)
         reply = await self._http.request(
             method, url, filled, body, timeout=timeout, extra_headers=extra_headers
         )
@@ -140,20 +140,24 @@ class CredentialHttpClient:
             again = await self._resolve()
             if again != values:  # the agent has executed nothing
                 reply.body.close()
-                values, filled = again, self._fill(headers, again)
+                filled, secrets = self._fill(headers, again)
                 reply = await self._http.request(
                     method, url, filled, body, timeout=timeout, extra_headers=extra_headers
                 )
-        return mask_reply(reply, self._secrets)
+        return mask_reply(reply, secrets)
 
-    def _fill(self, headers: Mapping[str, str], values: dict[str, str]) -> FixedHeaders:
+    def _fill(
+        self, headers: Mapping[str, str], values: dict[str, str]
+    ) -> tuple[FixedHeaders, tuple[str, ...]]:
+        """Returns the headers, and the secrets in them: while the reply is awaited, another request
+        may be sent with others."""
         if headers is not self._template or values != self._values:
             filled = {name: values.get(name, value) for name, value in headers.items()}
             self._filled, self._values = FixedHeaders(filled), values
             self._secrets = self._credentials.list_secrets(values)
             # Only these do not change from one request to the next.
             self._template = headers if isinstance(headers, FixedHeaders) else NO_HEADERS
-        return self._filled
+        return self._filled, self._secrets
 
     async def _resolve(self) -> dict[str, str]:
         try:
