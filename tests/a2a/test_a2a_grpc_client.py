@@ -12,6 +12,7 @@ import grpc
 import pytest
 from a2a.types import a2a_pb2 as pb
 from a2a.types.a2a_pb2_grpc import A2AServiceServicer, add_A2AServiceServicer_to_server
+from google.protobuf import struct_pb2
 from tests.a2a.scripted_agent import (
     WELL_KNOWN,
     Request,
@@ -26,7 +27,10 @@ from dragoman.a2a.client import grpc_channels
 from dragoman.a2a.client.client import A2aClient
 from dragoman.a2a.client.dialect_probe import normalize_grpc_url
 from dragoman.a2a.protocol.errors import A2aError
+from dragoman.a2a.remote.credentials import AgentCredentials, CredentialHttpClient
 from dragoman.core.errors import BadReply, TimedOut, Unreachable
+from dragoman.core.secret_references import SecretResolver
+from dragoman.core.secret_rules import Author
 from dragoman.net.dialing import Resolve
 
 SAID = {"message": build_text_message("hi")}
@@ -125,6 +129,29 @@ async def test_grpc_tls_is_verified_by_the_name_in_the_card(
                     await client.send_message(url, SAID)
     finally:
         grpc_channels._load_roots.cache_clear()
+
+
+async def test_credentials_that_a_grpc_agent_repeats_are_masked(tmp_path: Path) -> None:
+    async def repeat(context: Any) -> Any:
+        sent = dict(context.invocation_metadata())["authorization"]
+        fields = struct_pb2.Struct(fields={"sent": struct_pb2.Value(string_value=sent)})
+        data = pb.Part(data=struct_pb2.Value(struct_value=fields))
+        return pb.SendMessageResponse(
+            message=pb.Message(
+                message_id="m", role=pb.ROLE_AGENT, parts=[pb.Part(text=f"debug: {sent}"), data]
+            )
+        )
+
+    secrets = SecretResolver({"DRAGOMAN_AGENT_A": "canary-8d31f0"}, tmp_path)
+    credentials = AgentCredentials("a", "env:DRAGOMAN_AGENT_A", {}, secrets, author=Author.OWNER)
+    async with served(repeat) as port, client_of(f"127.0.0.1:{port}") as (plain, url):
+        http = CredentialHttpClient(plain._http, credentials)
+        client = A2aClient(http, credentials.headers, timeout=60, registered=url)
+        answer = await client.send_message(url, SAID)
+        await client.close()
+    parts = answer["message"]["parts"]
+    assert parts[0]["text"] == "debug: Bearer ***" and "canary" not in str(parts)
+    assert "Bearer ***" in str(parts[1])
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 from dragoman.wire.http import NO_HEADERS, Body, HttpClient, HttpReply
 
@@ -23,6 +23,25 @@ def mask_reply(reply: HttpReply, secrets: tuple[str, ...]) -> HttpReply:
         reply.body = MaskedBody(reply.body, patterns)
     reply.secrets = (*reply.secrets, *secrets) if reply.secrets else secrets
     return reply
+
+
+def mask_message(message: Any, data: bytes, secrets: tuple[str, ...]) -> Any:
+    """Masks the values in the texts of a message that was decoded from binary `data`, in which they
+    are spelled as they are."""
+    found = [one for one in secrets if len(one) >= MIN_SECRET and one.encode() in data]
+    for secret in sorted(found, key=len, reverse=True):
+        message = _mask_texts(message, secret)
+    return message
+
+
+def _mask_texts(value: Any, secret: str) -> Any:
+    if isinstance(value, str):
+        return value.replace(secret, _MASK.decode())
+    if isinstance(value, dict):
+        return {_mask_texts(name, secret): _mask_texts(one, secret) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_mask_texts(one, secret) for one in value]
+    return value
 
 
 def list_secret_words(value: str, template: str = "") -> list[str]:

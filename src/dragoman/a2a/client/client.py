@@ -59,6 +59,7 @@ from dragoman.core.structs import replace
 from dragoman.core.urls import render_origin
 from dragoman.wire.http import NO_HEADERS, AddressFinder, FixedHeaders, HttpClient, HttpReply
 from dragoman.wire.json import MAX_BYTES
+from dragoman.wire.masked_replies import list_secret_words
 
 if TYPE_CHECKING:
     from dragoman.a2a.client.grpc_channels import GrpcChannels
@@ -420,7 +421,10 @@ class A2aClient:
         if message and "extensions" in message and endpoint.traits.message_extensions_in_header:
             own["a2a-extensions"] = ",".join(message["extensions"])
         headers = self._add_credentials(endpoint, {**own, **request.headers})
-        request = replace(request, headers=await http.fill(endpoint.url, headers))
+        filled = await http.fill(endpoint.url, headers)
+        words = (list_secret_words(value, headers.get(name, "")) for name, value in filled.items())
+        secrets = tuple(word for each in words for word in each)
+        request = replace(request, headers=filled, secrets=secrets)
         try:
             if streamed:
                 return await channels.stream(request, self._pace)

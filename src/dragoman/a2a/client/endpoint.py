@@ -73,6 +73,8 @@ class AgentRequest(Struct, frozen=True):
     """In the form of 1.0."""
     headers: Mapping[str, str]
     timeout: float
+    secrets: tuple[str, ...] = ()
+    """Of the headers, once their references are replaced: no reply may repeat them."""
 
     def __str__(self) -> str:
         return f'"{self.op}" in {self.endpoint}'

@@ -33,6 +33,7 @@ from dragoman.core.background import Background
 from dragoman.core.errors import BadReply, TimedOut, Unreachable
 from dragoman.core.read_pacing import Pace
 from dragoman.core.urls import hide_secrets
+from dragoman.wire.masked_replies import mask_message
 
 # Child processes do not use gRPC, and its own log lines add nothing.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
@@ -107,15 +108,19 @@ class _GrpcCall(NamedTuple):
     wire: Any
 
     async def decode(self, data: bytes) -> dict[str, Any]:
-        types, name = self.service.types, self.method.response_type
         try:
             if len(data) <= SMALL:
-                return types.decode(name, data)
-            return await asyncio.to_thread(types.decode, name, data)
+                return self._decode(data)
+            return await asyncio.to_thread(self._decode, data)
         except InvalidMessage as problem:
             raise BadReply(
                 f"{self.request.endpoint} answered with an invalid message: {problem}"
             ) from None
+
+    def _decode(self, data: bytes) -> dict[str, Any]:
+        message = self.service.types.decode(self.method.response_type, data)
+        masked: dict[str, Any] = mask_message(message, data, self.request.secrets)
+        return masked
 
     def convert(self, parse: Callable[..., Any], *value: Any) -> Any:
         try:
