@@ -19,7 +19,7 @@ from dragoman.app.build import build_app
 from dragoman.config import parse
 
 pytestmark = pytest.mark.anyio
-FIXED, CHANGING = "canary-fixed-8d31f0", "canary-changing-77aa"
+FIXED, CHANGING, WRITTEN = "canary-fixed-8d31f0", "canary-changing-77aa", "canary-written-1f"
 KEY = "k" * 32
 TOOLS = ("error", "failed", "plain", "progress", "page")
 
@@ -37,7 +37,8 @@ class EchoingServer(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        said = f"debug: {self.headers['authorization']} {self.headers['x-key']}"
+        sent = [self.headers[name] for name in ("authorization", "x-key", "x-api-key")]
+        said = f"debug: {' '.join(sent)}"
         method, name = asked["method"], asked.get("params", {}).get("name")
         if "id" not in asked:
             return self._reply(202, b"")
@@ -107,7 +108,10 @@ async def test_credentials_that_a_server_repeats_are_masked_everywhere(
             [mcp_servers.transport]
             type = "http"
             url = "{url}"
-            headers = {{ Authorization = "Bearer ${{FIXED}}", X-Key = "${{file:changing}}" }}
+            [mcp_servers.transport.headers]
+            Authorization = "Bearer ${{FIXED}}"
+            X-Key = "${{file:changing}}"
+            X-Api-Key = "{WRITTEN}"
             """
         )
         monkeypatch.setenv("FIXED", FIXED)
@@ -126,7 +130,7 @@ async def test_credentials_that_a_server_repeats_are_masked_everywhere(
         finally:
             await app.stop()
     secret.unlink()
-    assert FIXED not in seen and CHANGING not in seen
+    assert not [one for one in (FIXED, CHANGING, WRITTEN) if one in seen]
     for file in (one for one in short_tmp.rglob("*") if one.is_file()):
         data = file.read_bytes()
-        assert FIXED.encode() not in data and CHANGING.encode() not in data, file
+        assert not [one for one in (FIXED, CHANGING, WRITTEN) if one.encode() in data], file

@@ -57,6 +57,7 @@ async def test_a_stream_is_not_held_back_for_nothing() -> None:
 def test_words_of_the_configuration_are_no_secrets() -> None:
     assert list_secret_words("Bearer abc def", "Bearer ${TOKEN}") == ["abc", "def"]
     assert list_secret_words("application/json", "application/json") == []
+    assert list_secret_words("Basic abc", "Basic abc", "authorization") == ["Basic", "abc"]
 
 
 async def test_a_secret_that_is_replaced_while_its_reply_is_awaited_is_masked() -> None:

@@ -15,6 +15,10 @@ from dragoman.wire.http import NO_HEADERS, Body, HttpClient, HttpReply
 MIN_SECRET: Final = 8
 """Shorter values are no credentials; to replace them would spoil ordinary text."""
 _MASK: Final = b"***"
+CREDENTIAL_HEADERS: Final = frozenset(
+    {"authorization", "proxy-authorization", "cookie", "x-api-key", "api-key"}
+)
+"""What a configuration has in them as it is, without a reference, is a credential as well."""
 
 
 def mask_reply(reply: HttpReply, secrets: tuple[str, ...]) -> HttpReply:
@@ -44,9 +48,11 @@ def _mask_texts(value: Any, secret: str) -> Any:
     return value
 
 
-def list_secret_words(value: str, template: str = "") -> list[str]:
+def list_secret_words(value: str, template: str = "", name: str = "") -> list[str]:
     """Lists the words of a header's value that are not in the text that it was made of, such as
-    Bearer: each may be a credential."""
+    Bearer: each may be a credential. All words of a header that has nothing else."""
+    if template == value and name in CREDENTIAL_HEADERS:
+        template = ""
     return [word for word in value.split() if word not in template.split()]
 
 

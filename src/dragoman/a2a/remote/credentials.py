@@ -88,7 +88,7 @@ class AgentCredentials:
     def list_secrets(self, values: Mapping[str, str]) -> tuple[str, ...]:
         """Lists what no reply may repeat of the headers with these values."""
         templates = {"authorization": "Bearer", **self._headers}
-        words = (list_secret_words(value, templates[name]) for name, value in values.items())
+        words = (list_secret_words(value, templates[name], name) for name, value in values.items())
         return tuple(word for each in words for word in each)
 
     def forget(self) -> bool:

@@ -253,8 +253,8 @@ class Connector:
             if needs_resolver(value):
                 filled = build_placeholder()
                 templates[filled] = value
-            elif "${" in value:
-                fixed += list_secret_words(filled, value)
+            else:
+                fixed += list_secret_words(filled, value, name.lower())
             headers[name.lower()] = filled
         if fixed:
             http = MaskingClient(http, fixed)
