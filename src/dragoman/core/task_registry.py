@@ -174,10 +174,12 @@ class TaskRegistry(Generic[R]):
     def abandon(self, hub: str) -> None:
         """Other hubs own all these tasks: stops their calls, and stores nothing more of them. This
         hub has another id from now on."""
-        self._unsaved.clear()
+        unsaved, self._unsaved = self._unsaved, {}
         for task in list(self):
             if task.call is not None:
                 task.call.cancel(TAKEN_OVER)
+            if task.finished and task in unsaved:
+                task.error = WorkFailed(TAKEN_OVER)  # its heir does not know how it ended
             task.key = 0  # so that nothing is deleted
             # Not cancelled: no client asked for that, and the heir knows how it ends.
             self.remove(task, WorkFailed(TAKEN_OVER))

@@ -197,6 +197,7 @@ class A2aServer:
         if unsaved := self.tasks.unsaved:
             if unsaved > 1:  # others are about to be answered too: one save for all
                 await asyncio.sleep(0)
+                _refuse_if_abandoned(task)
             self._store_begun()
         return shown
 
