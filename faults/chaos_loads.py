@@ -9,7 +9,7 @@ import re
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime
@@ -143,9 +143,11 @@ class Calls(Client):
 # --- A2A ------------------------------------------------------------------------------------------
 
 
-def find_effects(why: str) -> tuple[int, ...]:
+def find_effects(why: str, id: str, members: Collection[str]) -> tuple[int, ...]:
     """How many effects a failed task may have had; none of these if a stop of its hub is not what
-    it failed by."""
+    it failed by, or its hub, which its id begins with, is still a member."""
+    if id.partition("-")[0] in members:
+        return ()
     if "it was interrupted: the hub was stopped" in why:
         return (0, 1)
     return (0,) if "it was not begun: the hub was stopped" in why else ()
@@ -201,6 +203,7 @@ class Messages(Client):
 
     def judge(self, effects: Counter[str]) -> None:
         lost: set[str] = set()
+        members = self.rig.list_members()
 
         def check(place: Place, item: tuple[str, str]) -> None:
             key, id = item
@@ -213,19 +216,21 @@ class Messages(Client):
                     f"task {id} of {key} cannot be read at hub {place.number}: {found}"
                 )
                 return
-            self._judge_state(place, key, found, effects[key])
+            self._judge_state(place, key, found, effects[key], members)
 
         _at_every_hub(self.rig, self.tasks.items(), check)
         self.outcome.count("tasks acknowledged", len(self.tasks))
         self.outcome.count("tasks lost", len(lost))
 
-    def _judge_state(self, place: Place, key: str, task: Any, effects: int) -> None:
+    def _judge_state(
+        self, place: Place, key: str, task: Any, effects: int, members: Collection[str]
+    ) -> None:
         state = task["status"]["state"]
         text = json.dumps(task["status"].get("message", {}).get("parts"))[:300]
         about = (
             f"hub {place.number}: task {task['id']} of {key} is {state}, {effects} effects: {text}"
         )
-        wanted = {COMPLETED: (1,), FAILED: find_effects(text)}.get(state, ())
+        wanted = {COMPLETED: (1,), FAILED: find_effects(text, task["id"], members)}.get(state, ())
         self.outcome.check(effects in wanted, about)
         if state != COMPLETED and place.number == 0:
             self.outcome.count(f"tasks that ended as {state}")
@@ -397,6 +402,11 @@ class Approvals(Client):
                     self.outcome.count(f"approved calls that ended as {outcome}")
 
         _at_every_hub(self.rig, self.requested, check)
+        members = self.rig.list_members()
+        for id, hub in self.rig.list_interrupted().items():
+            self.outcome.check(
+                hub not in members, f"approval {id} is interrupted, and hub {hub} has not ended"
+            )
         self.outcome.count("approvals requested", len(self.requested))
         self.outcome.count("approvals approved", len(self.approved))
         self.outcome.count("approvals delivered", len(self.delivered))

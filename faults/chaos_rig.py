@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psycopg
 from tests.live.conftest import RunningHub
 from tests.peers import wire
 from tests.peers.postgres_server import PostgresPeer, create_database, run_peer
@@ -36,6 +37,8 @@ SECRET = "secret-of-the-chaos-0123456789abcdefghij"
 HEADERS = {"Authorization": f"Bearer {KEY}"}
 ANSWER_SECONDS = 45.0
 """More than the longest pause: a request that waits at a paused hub is answered after it."""
+_MEMBERS = "SELECT id FROM dragoman.hubs WHERE heir IS NULL AND state NOT IN ('stopped', 'dead')"
+_INTERRUPTED = "SELECT id, hub FROM dragoman.approvals WHERE outcome = 'interrupted'"
 TICKS = 6
 """Schedules of workflows, and as many of agents, each due once a minute."""
 _STEP = (
@@ -174,6 +177,16 @@ class ChaosRig:
     def mark_logs(self, faults: int = 1) -> None:
         """Notes that so many faults begin."""
         self.log_marks.append((faults, [len(place.read_log()) for place in self.places]))
+
+    def list_members(self) -> set[str]:
+        """The ids of the hubs that have neither ended nor been taken for dead."""
+        with psycopg.connect(self.database, autocommit=True) as database:
+            return {str(id) for (id,) in database.execute(_MEMBERS).fetchall()}
+
+    def list_interrupted(self) -> dict[str, str]:
+        """The hub of each approved call that counts as interrupted."""
+        with psycopg.connect(self.database, autocommit=True) as database:
+            return {str(id): str(hub) for id, hub in database.execute(_INTERRUPTED).fetchall()}
 
     def find_request(self, word: str) -> str:
         """All messages with which the model was asked for that turn."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -71,7 +71,8 @@ def test_run_of_a_schedule_in_a_minute_that_had_one_is_a_repetition(
 def test_failed_task_is_excused_by_a_stop_of_its_hub_alone(
     why: str, effects: tuple[int, ...]
 ) -> None:
-    assert find_effects(why) == effects
+    assert find_effects(why, "0123abcd-1", {"99999999"}) == effects
+    assert find_effects(why, "0123abcd-1", {"0123abcd"}) == ()  # it has not ended
 
 
 class RigOfOneRun(ChaosRig):
@@ -139,6 +140,13 @@ class RigOfEnds(ChaosRig):
     """The second hub has other ends of a task and an approved call than the first one."""
 
     ends = ("completed", "interrupted")
+    interrupted: Mapping[str, str] = MappingProxyType({})
+
+    def list_members(self) -> set[str]:
+        return {"alive"}
+
+    def list_interrupted(self) -> dict[str, str]:
+        return dict(self.interrupted)
 
     def post(self, place: Any, path: str, body: Any, *more: Any, **named: Any) -> Any:
         state = f"TASK_STATE_{self.ends[place.number].upper()}"
@@ -168,6 +176,15 @@ def test_end_that_one_hub_has_alone_is_found(ends: tuple[str, str], wrong: list[
     for load in (messages, approvals):
         load.judge(Counter({"k": 1}))
     assert sorted(text.split()[2] for text in rig.outcome.failures) == wrong
+
+
+def test_call_that_is_interrupted_although_its_hub_lives_is_found() -> None:
+    none: Any = None
+    places: Any = [LoggedHub(0), LoggedHub(1)]
+    rig = RigOfEnds(Path(), places, none, "", none, none, none, none, None, Outcome())
+    rig.interrupted = {"a": "alive", "b": "ended"}
+    Approvals(rig, 1, 1).judge(Counter())
+    assert [text.split()[1] for text in rig.outcome.failures] == ["a"]
 
 
 class RigOfSchedules(ChaosRig):
