@@ -15,7 +15,7 @@ from tests.tools.small_http import serve_http
 
 from dragoman.core.call import MessageOrigin
 from dragoman.core.conversations import META
-from dragoman.core.errors import InvalidInput, StorageFailed
+from dragoman.core.errors import InvalidInput, StorageFailed, is_own_trouble
 from dragoman.core.principal import Principal
 
 pytestmark = pytest.mark.promise("T1", "G1")
@@ -127,8 +127,11 @@ async def test_a_conversation_that_cannot_be_read_is_not_begun_again(short_tmp: 
             file.rename(aside)
             file.mkdir()
             count = len(model.requests)
-            with pytest.raises(StorageFailed, match="cannot be read"):
-                await rig.ask("helper", "And now?", ANN, message=NAMED)
+            named_by_id = {META: "ctx-0123456789abcdef"}
+            for how in ({"message": NAMED}, {"meta": named_by_id}):
+                with pytest.raises(StorageFailed, match="cannot be read") as caught:
+                    await rig.ask("helper", "And now?", ANN, **how)
+                assert is_own_trouble(caught.value)  # so that work is put back, and does not fail
             assert len(model.requests) == count
             file.rmdir()
             aside.rename(file)

@@ -14,7 +14,7 @@ from dragoman.core.conversations import (
     Conversations,
     is_conversation_id,
 )
-from dragoman.core.errors import InvalidInput
+from dragoman.core.errors import InvalidInput, StorageFailed
 from dragoman.core.principal import Principal
 from dragoman.core.tool import build_unknown_tool
 from dragoman.core.trace import new_trace
@@ -143,3 +143,16 @@ async def test_stored_conversation_is_known_to_the_next_hub(is_shared: bool) -> 
 def test_invalid_conversation_ids_are_ignored(value: Any) -> None:
     assert not is_conversation_id(value)
     assert is_conversation_id("new") and is_conversation_id("ctx-0123456789abcdef")
+
+
+async def test_nothing_has_left_while_the_conversation_cannot_be_read() -> None:
+    class Away(Contexts):
+        async def find_context(self, key: ConversationKey) -> str:
+            raise StorageFailed("conversations cannot be read")
+
+    kept = Conversations("a", store=Away())
+    call = call_by(ANN)
+    call.notes.has_left = True  # its target runs
+    with pytest.raises(StorageFailed):
+        await find(kept, call, "ctx-0123456789abcdef")
+    assert not call.notes.has_left

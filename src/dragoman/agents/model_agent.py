@@ -46,6 +46,7 @@ from dragoman.core.conversations import (
     add_context,
     find_context_in_meta,
     new_conversation_id,
+    noting_that_nothing_left,
 )
 from dragoman.core.errors import (
     HubError,
@@ -197,7 +198,7 @@ class ModelAgent:
         context = call.notes.conversation = await self._find_context(call)
         kept = self._kept.find(call.principal, context)
         async with kept.lock:
-            await self._kept.load(kept, call.principal, context)
+            await self._load(call, context, kept)
             state = LoopState([*kept.messages, _build_user_message(call)], (), _find_schema(call))
             state.begun = len(kept.messages)
             return await self._advance(call, context, kept, state, None)
@@ -208,7 +209,7 @@ class ModelAgent:
         call.notes.conversation = context
         kept = self._kept.find(call.principal, context)
         async with kept.lock:
-            await self._kept.load(kept, call.principal, context)
+            await self._load(call, context, kept)
             state = self._find_suspended(call).state
             del self._suspended[call.handle or ""]
             return await self._advance(call, context, kept, state, call.answers or {})
@@ -322,9 +323,14 @@ class ModelAgent:
         try:
             return self._conversations.find(call, asked).id or new_conversation_id()
         except InvalidInput:
-            if not await self._kept.is_stored(call.principal, asked):
-                raise
+            with noting_that_nothing_left(call):
+                if not await self._kept.is_stored(call.principal, asked):
+                    raise
             return asked
+
+    async def _load(self, call: Call, context: str, kept: KeptConversation) -> None:
+        with noting_that_nothing_left(call):
+            await self._kept.load(kept, call.principal, context)
 
     def end(self) -> None:
         self._runs.end()

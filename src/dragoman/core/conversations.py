@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from secrets import token_hex
 from time import monotonic
 from typing import Any, NamedTuple, Protocol
 
 from dragoman.core.call import Call, Result
-from dragoman.core.errors import InvalidInput
+from dragoman.core.errors import InvalidInput, StorageFailed
 from dragoman.core.structs import replace
 
 CONTEXT = "context"
@@ -39,6 +40,17 @@ def new_conversation_id() -> str:
 def is_conversation_id(value: Any) -> bool:
     """Whether it has the form of an id of the hub, or is the word for a new conversation."""
     return isinstance(value, str) and (value == NEW or _ID.fullmatch(value) is not None)
+
+
+@contextmanager
+def noting_that_nothing_left(call: Call) -> Iterator[None]:
+    """For what an agent reads before it is asked anything: if the store fails, the call can be made
+    later."""
+    try:
+        yield
+    except StorageFailed:
+        call.notes.has_left = False
+        raise
 
 
 class ConversationKey(NamedTuple):
@@ -158,7 +170,8 @@ class Conversations:
         `StorageFailed`."""
         assert self._store is not None
         principal = call.principal.key
-        context = await self._store.find_context(ConversationKey(self._scope, principal, id))
+        with noting_that_nothing_left(call):
+            context = await self._store.find_context(ConversationKey(self._scope, principal, id))
         own = self._of.get(principal)
         if context:
             kept = own.kept.get(id) if own is not None else None
