@@ -75,8 +75,8 @@ def test_two_hubs_admit_what_one_would(
     found = run_concurrently(call, 6)
     limit = BURST + PER_SECOND * (time.monotonic() - begun)
     used = sum(tokens for tokens, _, _ in found)
-    # On a machine that is busy for 50 ms, Redis counts as away, and each hub decides by itself: both
-    # together then admit twice the limit at most.
+    # On a machine that is busy for 50 ms, Redis counts as away, and each hub decides by itself:
+    # both together then admit twice the limit at most.
     was_away = any("Redis at" in one.log() for one in hubs)
     assert 0.5 * limit < used <= (2.2 if was_away else 1.2) * limit
     assert all(refused and told for _, refused, told in found)
