@@ -4,6 +4,7 @@ able to make it; decisions still fail the run."""
 from __future__ import annotations
 
 import asyncio
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tests.workflows.run_rig import RunRig, ask, call, node, run_rig
 
 from dragoman.core.call import Call
 from dragoman.core.errors import StorageFailed
+from dragoman.core.logs import STORAGE_OUTAGE
 from dragoman.core.principal import OWNER, Principal
 from dragoman.core.runs import COMPLETED, FAILED, PENDING, WAITING, Run
 from dragoman.stores.config import StoreSettings
@@ -156,3 +158,29 @@ async def test_decisions_of_before_the_start_are_read_once_the_store_can_be_read
             while len(set(asked)) < 3:  # events, approvals and runs
                 await asyncio.sleep(0.01)
     assert not [one for one in caplog.records if one.exc_info]
+
+
+async def test_an_outage_of_the_store_is_logged_once_for_all_runs(
+    short_tmp: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    STORAGE_OUTAGE.clear()
+    async with run_rig(short_tmp) as rig:
+        rig.add("choose", lambda one: one.answers["choice"] if one.answers else ask())
+        await rig.define("one", call("choose"))
+        runs = [await rig.start("one") for _ in range(4)]
+        for run in runs:
+            await rig.until(run.id, WAITING)
+        await rig.until_idle()
+        caplog.clear()
+        seen = list[str]()
+        with take_away(short_tmp, "runs.db", "runs"), caplog.at_level(logging.DEBUG):
+            for run in runs:  # as a decision of another hub, whose answer nobody waits for
+                rig.service._runner.deliver(run.id, lambda active: seen.append(active.run.id))
+            async with asyncio.timeout(60):
+                while sum("is continued later" in one.message for one in caplog.records) < 8:
+                    await asyncio.sleep(0.01)
+        async with asyncio.timeout(60):
+            while set(seen) != {run.id for run in runs}:
+                await asyncio.sleep(0.01)
+        complaints = [one for one in caplog.records if one.levelno >= logging.ERROR]
+        assert len(complaints) == 1, complaints

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -14,13 +13,12 @@ from dragoman.core.cluster import SINGLE_HUB, ClusterBus
 from dragoman.core.errors import StorageFailed
 from dragoman.core.event_payloads import EVENT_NAMES, redact_event, render_event
 from dragoman.core.events import Event, UserEvent
+from dragoman.core.logs import STORAGE_OUTAGE
 from dragoman.core.runs import EVENT, WAITING, Run, RunStore, StepRecord, build_awaited
 from dragoman.core.taint import EXTERNAL_NETWORK, UNTRUSTED_AGENT, LabelOrigin, Origins
 from dragoman.workflows.active_run import ActiveRun
 from dragoman.workflows.runner import Runner
 from dragoman.workflows.waits import StepWaits
-
-log = logging.getLogger(__name__)
 
 PAGE: Final = 500
 MAX_QUEUED: Final = 1_000
@@ -127,7 +125,7 @@ class EventWaits:
                 if await self._store.list_awaiting(awaited, 1):  # it began to wait meanwhile
                     self._observe(name)
         except StorageFailed as error:
-            log.error("an event cannot be matched with workflow runs: %s", error)
+            STORAGE_OUTAGE.note(f"an event cannot be matched with workflow runs: {error}")
             self._observe(name)
 
     def _end_wait(self, name: str, path: str, received: _Received, active: ActiveRun) -> None:

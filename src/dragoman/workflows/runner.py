@@ -541,7 +541,11 @@ class Runner:
         waiting = self._refuse_waiting(driver, error)
         if not driver.is_retried:
             driver.inbox.clear()
-        if not waiting and not self._is_closing:
+        if waiting or self._is_closing:
+            return
+        if isinstance(error, StorageFailed):
+            STORAGE_OUTAGE.note(f'run "{driver.id}" is continued later: {error}')
+        else:
             log.error("%s", error)
 
     def _refuse_waiting(self, driver: _Driver, error: BaseException) -> int:
@@ -810,6 +814,8 @@ class Runner:
         """Nothing waits any more for what a step has started."""
         try:
             self._waits.withdraw(record)
+        except StorageFailed as error:
+            STORAGE_OUTAGE.note(f"an approval cannot be withdrawn: {error}")
         except HubError as error:
             log.error("an approval cannot be withdrawn: %s", error)
         if record.child:
