@@ -483,3 +483,38 @@ async def test_a_login_and_a_logout_at_another_hub_are_taken_over(world: World) 
     with pytest.raises(LoginRequired):
         await there.find_token(SHARED)
     assert there.get_status(SHARED).state == "none"
+
+
+@pytest.mark.parametrize("after", ["a while", "a change at another hub", "the end"])
+async def test_tokens_that_could_not_be_stored_are_stored_later_and_not_replaced_by_older_ones(
+    authlib_world: World,
+    authority: AuthlibAuthority,
+    monkeypatch: pytest.MonkeyPatch,
+    after: str,
+) -> None:
+    """The authority has replaced the refresh token: the one that is stored is void."""
+    tokens = authlib_world.manage()
+    client = authlib_world.open(tokens)
+    await authlib_world.log_in(tokens)
+    authority.expire()
+
+    def fail(id: CredentialId, value: bytes) -> None:
+        raise StorageFailed("the database is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(authlib_world.store, "save", fail)
+        assert (await authlib_world.call(client)).status == 200
+    token = await tokens.find_token(SHARED)
+    if after == "a while":
+        async with asyncio.timeout(60):
+            while tokens._slots[SHARED].unstored is not None:
+                await asyncio.sleep(0.05)
+    elif after == "the end":
+        await tokens.close()
+    else:
+        assert tokens.reload() == []
+        assert (await tokens.find_token(SHARED)).value == token.value
+    again = authlib_world.manage()  # at another hub, or after a restart
+    assert (await again.find_token(SHARED)).value == token.value
+    authority.expire()
+    assert (await authlib_world.call(authlib_world.open(again))).status == 200

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Literal
 
 from msgspec.structs import replace
@@ -94,12 +95,15 @@ class _Slot:
         "step_ups",
         "stored",
         "token",
+        "unstored",
         "wanted",
     )
 
     def __init__(self, holder: str, limits: OAuthLimits) -> None:
         self.holder = holder
         self.stored: StoredToken | None = None
+        self.unstored: StoredToken | None = None
+        """What could not be stored, and is stored later."""
         self.token: AccessToken | None = None
         self.refresh_at = 0.0
         """Until then the token is used without further checks."""
@@ -179,6 +183,7 @@ class TokenManager:
         )
         self._slots: dict[str, _Slot] = {}
         self._background = Background(f'tokens of "{name}"')
+        self._storing = Background(f'tokens of "{name}" that are not stored')
 
     @property
     def is_interactive(self) -> bool:
@@ -393,16 +398,37 @@ class TokenManager:
 
     def _keep(self, slot: _Slot, stored: StoredToken, *, store: bool = True) -> None:
         """Stores tokens, then uses them. Those of machines are obtained again after a restart."""
+        was_stored, slot.unstored = slot.unstored is None, None
         if store:
             try:
                 self._vault.save(slot.holder, stored)
             except StorageFailed as error:
                 # The old refresh token may be void already: memory has the only valid one.
-                log.error('the new tokens of "%s" were not stored: %s', self.name, error)
+                log.error('the new tokens of "%s" are stored later: %s', self.name, error)
+                slot.unstored = stored
+                if was_stored:
+                    self._storing.spawn(self._keep_storing(slot))
         has_changed = slot.failure is not None or slot.token is None or bool(stored.problem)
         self._use(slot, stored)
         if has_changed:
             self._report(slot)
+
+    async def _keep_storing(self, slot: _Slot) -> None:
+        pauses = Backoff(self._limits.retry_first, self._limits.retry_longest)
+        while slot.unstored is not None:
+            await asyncio.sleep(pauses.next_delay())
+            with suppress(StorageFailed):  # it was logged
+                self._store_again(slot)
+
+    def _store_again(self, slot: _Slot) -> None:
+        """Stores what could not be stored, unless the holder has logged in or out since. Raises
+        `StorageFailed`."""
+        if (stored := slot.unstored) is None:
+            return
+        there = self._vault.load(slot.holder)
+        if there is not None and there.logged_in_at == stored.logged_in_at:
+            self._vault.save(slot.holder, stored)
+        slot.unstored = None
 
     def _use(self, slot: _Slot, stored: StoredToken) -> None:
         slot.stored = stored
@@ -524,6 +550,7 @@ class TokenManager:
             return []
         changed = []
         for slot in list(self._slots.values()):
+            self._store_again(slot)  # what is stored is older
             was, now = slot.stored, self._vault.load(slot.holder)
             if now is None:
                 if was is None:
@@ -553,7 +580,7 @@ class TokenManager:
         slot = self._find_slot(holder)
         stored = slot.stored
         slot.generation += 1
-        slot.stored = slot.token = None
+        slot.stored = slot.unstored = slot.token = None
         slot.refresh_at = 0.0
         self._flows.drop(holder)
         self._vault.delete(holder)
@@ -615,6 +642,12 @@ class TokenManager:
     async def close(self) -> None:
         """Waits for running refreshes: their answers may have the only valid refresh tokens."""
         await self._background.close(grace=self._limits.request_seconds)
+        await self._storing.close()
+        for slot in self._slots.values():
+            try:
+                self._store_again(slot)
+            except StorageFailed as error:
+                log.error('the new tokens of "%s" are lost: %s', self.name, error)
 
     def _report(self, slot: _Slot) -> None:
         if self._notify is not None:
