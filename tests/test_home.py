@@ -1,3 +1,4 @@
+import fcntl
 import json
 import os
 import signal
@@ -6,6 +7,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -272,6 +274,18 @@ def test_lock_check_does_not_block_a_hub(tmp_path):
     finally:
         looker.kill()
         looker.communicate()
+
+
+def test_a_program_that_is_paused_while_it_looks_at_the_lock_blocks_no_hub(tmp_path):
+    home = str(tmp_path)
+    lock_home(home).close()
+    with open(tmp_path / "lock", "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        # Longer than the attempts at the lock of another hub take.
+        timer = threading.Timer(0.5, fcntl.flock, (file, fcntl.LOCK_UN))
+        timer.start()
+        lock_home(home).close()
+        timer.join(60)
 
 
 @pytest.mark.promise("F2")

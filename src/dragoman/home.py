@@ -56,6 +56,8 @@ class HomeLocked(Exception):
 STOP_SECONDS = 15.0
 """How long a hub takes to stop, at most, unless it is one of a cluster."""
 MAX_STOP_SECONDS = 120.0
+LOOK_SECONDS = 10.0
+"""How long a start waits for programs that look whether the home is locked."""
 
 
 class DaemonRecord(SimpleNamespace):  # light, unlike a dataclass
@@ -306,17 +308,33 @@ def lock_home(home: str) -> HomeLock:
 
 
 def _try_lock(fd: int) -> bool:
-    for _ in range(5):
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            time.sleep(0.01)  # `is_locked` takes it for a moment
-        except OSError as error:
-            raise HomeUnusable(
-                f"the file system of the home does not support locks: {error}."
-            ) from error
-    return False
+    """Whether this process has the lock now. Waits for programs that only look at it, which hold it
+    for a moment (`is_locked`): until a busy machine lets them go on."""
+    end, tries = time.monotonic() + LOOK_SECONDS, 5
+    try:
+        while True:
+            if _flock(fd, fcntl.LOCK_EX):
+                return True
+            is_shared = _flock(fd, fcntl.LOCK_SH)
+            if is_shared:
+                fcntl.flock(fd, fcntl.LOCK_UN)
+            else:
+                tries -= 1
+            if not tries or time.monotonic() > end:
+                return False
+            time.sleep(0.01)
+    except OSError as error:
+        raise HomeUnusable(
+            f"the file system of the home does not support locks: {error}."
+        ) from error
+
+
+def _flock(fd: int, how: int) -> bool:
+    try:
+        fcntl.flock(fd, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _find_holder(home: str, fd: int) -> tuple[int | None, DaemonRecord | None]:
