@@ -174,7 +174,7 @@ async def test_an_outage_of_the_store_is_logged_once_for_all_runs(
         caplog.clear()
         seen = list[str]()
         with take_away(short_tmp, "runs.db", "runs"), caplog.at_level(logging.DEBUG):
-            for run in runs:  # as a decision of another hub, whose answer nobody waits for
+            for run in runs:  # as a decision of another hub, for which no caller waits
                 rig.service._runner.deliver(run.id, lambda active: seen.append(active.run.id))
             async with asyncio.timeout(60):
                 while sum("is continued later" in one.message for one in caplog.records) < 8:
