@@ -99,6 +99,37 @@ async def test_non_text_is_not_truncated(block: Any) -> None:
     assert (await cut(block)).content == (block,)
 
 
+@pytest.mark.parametrize(
+    ("uri", "mime", "is_program"),
+    [
+        ("ui://a/app", None, True),
+        *(
+            ("a:b", mime, True)
+            for mime in (
+                "text/html;profile=mcp-app", 'Text/HTML; charset=utf-8; profile="mcp-app"',
+                "text/html+skybridge", "text/javascript", "application/javascript; charset=utf-8",
+                "application/json", "application/ld+json", "text/x-python", "application/x-sh",
+            )
+        ),
+        *(
+            ("a:b", mime, False)
+            for mime in ("text/html", "text/plain", "text/markdown", "text/javascripts", None)
+        ),
+    ],
+)  # fmt: skip
+async def test_program_that_is_read_is_whole(uri: str, mime: str | None, is_program: bool) -> None:
+    content = {"uri": uri, "text": "f(1); " * DATA} | ({"mimeType": mime} if mime else {})
+    block = {"type": "resource", "resource": content}
+
+    async def target(call: Call) -> Result:
+        return Result(content=[block])
+
+    for kind in ("tool", "resource"):
+        truncate = Truncate(LIMITS, KeptResults(0, 600))
+        (shown,) = (await build_pipeline([truncate], target)(a_call(kind=kind))).content
+        assert (shown == block) is (is_program and kind == "resource"), "models get the others"
+
+
 async def test_long_structured_texts_are_truncated() -> None:
     fits = {"k": "x" * (DATA - len('{"k":""}'))}
     assert (await cut(text("short"), structured=fits)).structured == fits

@@ -1,5 +1,5 @@
 """Limits the size of results: long texts are cut with a marker, structured content keeps its shape,
-binary data stays whole. The whole text can be read as a resource for a while."""
+binary data and programs stay whole. The whole text can be read as a resource for a while."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from dragoman.core.call import ABSENT, Call, Result
 from dragoman.core.errors import WorkFailed
 from dragoman.core.kept_results import KeptResult, KeptResults
 from dragoman.core.pipeline import Next
+from dragoman.core.resource_uris import UI
 from dragoman.core.tool import RESOURCE, TOOL
 from dragoman.core.tool_identity import WORKFLOW
 from dragoman.guards.config import Limits
@@ -35,6 +36,14 @@ MARKED, BARE, WHOLE = "marked", "bare", "whole"
 _BASE64 = re.compile(r"[A-Za-z0-9+/_-]+={0,2}\s*")
 _DATA_URL = re.compile(r"data:[^,]{0,200};base64,")
 _LOOKED_AT = 4_096
+_PROGRAM = re.compile(
+    r"text/html\s*(?:;.*profile=\"?mcp-app|\+skybridge)|(?:application|text)/(?:x-)?"
+    r"(?:(?:java|ecma|type|coffee)script|jsx|tsx|css|json5?|wasm|xml|sql|sh|shellscript|python|"
+    r"ruby|perl|php|lua|java|kotlin|swift|go|rust|c|c\+\+|csharp|[\w.-]+\+(?:json|xml))\s*(?:;|$)",
+    re.IGNORECASE,
+)
+"""Types of user interfaces (MCP Apps, OpenAI's Apps SDK), of code, and of data that cannot be parsed
+if the end is missing."""
 
 Mark = Callable[[int, int], str]
 """The marker for a text of `length` characters of which `left` remain."""
@@ -113,8 +122,9 @@ class Truncate:
         resource = block.get("resource")
         if isinstance(resource, dict) and isinstance(resource.get("text"), str):
             mime = resource.get("mimeType")
-            text = self._cut(call, resource["text"], mime if isinstance(mime, str) else TEXT)
-            block = {**block, "resource": {**resource, "text": text}}
+            if not self._is_whole(call, resource):
+                text = self._cut(call, resource["text"], mime if isinstance(mime, str) else TEXT)
+                block = {**block, "resource": {**resource, "text": text}}
         return block
 
     def _is_long(self, call: Call, block: Any) -> bool:
@@ -123,10 +133,17 @@ class Truncate:
         most = self._limit_for(call)[0]
         resource = block.get("resource")
         inner = resource.get("text") if isinstance(resource, dict) else None
+        if inner is not None and self._is_whole(call, resource):
+            inner = None
         return (
             any(isinstance(text, str) and len(text) > most for text in (block.get("text"), inner))
             or (_is_data(block) and len(encode(block["data"])) > self.data_chars)
         )  # fmt: skip
+
+    def _is_whole(self, call: Call, resource: Any) -> bool:
+        """Whether the size of messages alone limits it: a program that was requested by its
+        address."""
+        return call.tool.kind == RESOURCE and _is_program(resource)
 
     # --- texts -----------------------------------------------------------------------------------
 
@@ -193,6 +210,14 @@ class Truncate:
 def _marker(length: int, left: int, setting: str, most: int, where: str) -> str:
     out = length - left
     return f"[cut: {out} of {length} characters left out, by [limits] {setting} = {most}{where}]"
+
+
+def _is_program(resource: Mapping[str, Any]) -> bool:
+    """Whether a part of the resource would be of no use: a user interface, code or JSON."""
+    uri, mime = resource.get("uri"), resource.get("mimeType")
+    if isinstance(uri, str) and uri.startswith(UI):
+        return True
+    return isinstance(mime, str) and _PROGRAM.match(mime) is not None
 
 
 def _is_data(block: Mapping[str, Any]) -> bool:
