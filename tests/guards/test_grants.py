@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -85,3 +86,17 @@ def test_policies_are_asked_about_granted_tools_alone() -> None:
     profiles.remove("a")
     profiles.add(AgentProfile(name="a", workspace=Path("/w")))
     assert list_names() == []
+
+
+def test_tools_for_user_interfaces_alone_are_not_listed_to_agents() -> None:
+    catalog, profiles = Catalog(review=admit_all), AgentProfiles()
+    offer(catalog, "app", "show", "poll")
+    show, poll = catalog.list_offered("app")
+    catalog.offer("app", [show, replace(poll, is_for_models=False)])
+    authorizer = GrantedAuthorizer(Policies(), profiles)
+    hub = build_permissive_hub(catalog, Bus(), [])
+    granted = GrantedTools(hub, CallChains(bytes(32)), authorizer, "agent")
+    profile = AgentProfile(name="a", workspace=Path("/w"), servers=("app",))
+    profiles.add(profile)
+    agent = build_agent_principal(profile)
+    assert [tool.name for tool in granted.list_granted(agent, new_trace())] == ["app.show"]

@@ -173,6 +173,8 @@ class Tool:
     """Whether it declares itself destructive."""
     resources: tuple[str, ...] = ()
     """Addresses of its resources, which need not be listed."""
+    is_for_models: bool = True
+    """Whether models are offered it; others are called by a user interface alone (MCP Apps)."""
     origin: Tool | None = None
     """The tool that it passes its calls on to, if it is another tool under a further name."""
     target: Target

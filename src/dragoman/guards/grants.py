@@ -228,7 +228,7 @@ class GrantedAuthorizer:
 
 
 class GrantedTools:
-    """Lists the tools of agents. Implements `agents.model_agent.AgentHub`."""
+    """Lists the tools of agents, without those that are not for models. Implements `agents.model_agent.AgentHub`."""
 
     def __init__(
         self, hub: Hub, chains: CallChains, authorizer: GrantedAuthorizer, door: str
@@ -262,6 +262,10 @@ class GrantedTools:
         found = self._named.get(agent)
         if found is None:
             has_grant = self._authorizer.has_grant
-            found = [one for one in catalog.list_tools() if has_grant(principal, one)]
+            found = [
+                one
+                for one in catalog.list_tools()
+                if one.is_for_models and has_grant(principal, one)
+            ]
             self._named[agent] = found
         return found

@@ -68,6 +68,7 @@ def tool_from_definition(
         validate=validate,
         destructive=_is_destructive(definition),
         resources=tuple(uri for _, uri in find_ui_addresses(definition)),
+        is_for_models=_is_for_models(definition),
         target=target,
     )
 
@@ -102,6 +103,14 @@ def replace_ui_addresses(
     for (first, *rest), shown in changed:
         meta[first] = {**meta[first], rest[0]: shown} if rest else shown
     return {**definition, "_meta": meta}
+
+
+def _is_for_models(definition: Mapping[str, Any]) -> bool:
+    """MCP Apps: a tool without `model` in its `visibility` is for the user interface alone."""
+    meta = definition.get("_meta")
+    ui = meta.get("ui") if isinstance(meta, dict) else None
+    visibility = ui.get("visibility") if isinstance(ui, dict) else None
+    return not isinstance(visibility, list) or "model" in visibility
 
 
 def _is_destructive(definition: Mapping[str, Any]) -> bool:

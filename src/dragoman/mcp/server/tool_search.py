@@ -1,7 +1,8 @@
 """Search mode: clients of a view get `find_tools` and `call_tool` instead of all its tools.
 
-`find_tools` ranks the tools that the caller may see, and names no others. `call_tool` is not a tool
-of its own: the call handler makes the call that it names, so guards and records see that one.
+`find_tools` ranks the tools that the caller may see and that are for models, and names no others.
+`call_tool` is not a tool of its own: the call handler makes the call that it names, so guards and
+records see that one.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ def needs_search(view: NamedView, tokens: int) -> bool:
 
 def build_search_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
     """The definitions of the two tools, for a caller that sees `tools`."""
+    tools = select_for_models(tools)
     counts = Counter(tool.target.name for tool in tools)
     named = [f"{name} ({count})" for name, count in counts.most_common(MAX_SERVERS)]
     if len(counts) > MAX_SERVERS:
@@ -98,6 +100,11 @@ def build_search_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
             "annotations": {"readOnlyHint": True, "idempotentHint": True, "openWorldHint": False},
         },
     ]
+
+
+def select_for_models(tools: Sequence[Tool]) -> Sequence[Tool]:
+    """Leaves out the tools that only user interfaces call."""
+    return [tool for tool in tools if tool.is_for_models]
 
 
 def parse_find(arguments: Mapping[str, Any]) -> tuple[str, int]:
@@ -162,14 +169,16 @@ class ToolFinder:
             key = group, client.door, client.view, hidden
             if (kept := self._kept.get(key)) is not None:
                 return kept
-            tools = hub.list_tools(caller, client.view, TOOL, client.door, hidden)
+            tools = select_for_models(
+                hub.list_tools(caller, client.view, TOOL, client.door, hidden)
+            )
             await self._weigh(tools)
             if (hub.catalog.version, hub.authorizer.version) == version:
                 kept = self._kept[key] = self._build(tools)
                 return kept
         # The lists change all the time: what the caller may see now is indexed at once.
         tools = hub.list_tools(caller, client.view, TOOL, client.door, hidden)
-        return self._build(tools)
+        return self._build(select_for_models(tools))
 
     async def _weigh(self, tools: Sequence[Tool]) -> None:
         """Weighs the words of the tools that are new, and lets other requests proceed."""
