@@ -179,7 +179,7 @@ async def test_tool_of_a_server_keeps_a_name_that_is_a_fallback(rig: ToolRig) ->
     rig.hub.catalog.claims.release("other")
     with pytest.raises(NotFound, match="no file or folder"):
         await rig.use("Read", path="x")
-    assert rig.hub.catalog.find_fallback("Read", View(("other.*",))) is None
+    assert rig.hub.catalog.find_fallbacks("Read", View(("other.*",))) == []
 
 
 def test_grant_of_all_servers_is_no_grant_of_built_in_tools(rig: ToolRig) -> None:

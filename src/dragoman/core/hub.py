@@ -23,16 +23,23 @@ from dragoman.core.call import (
     discard_update,
 )
 from dragoman.core.call_chains import CallChains
-from dragoman.core.catalog import Catalog
+from dragoman.core.catalog import Catalog, find_represented
 from dragoman.core.cluster import SINGLE_HUB, ClusterMember
-from dragoman.core.errors import HubError, NotFound, WorkFailed
+from dragoman.core.errors import AmbiguousName, HubError, NotFound, WorkFailed
 from dragoman.core.kept_results import KeptResult, KeptResults
 from dragoman.core.logins import LoginNeeds
 from dragoman.core.pipeline import Stage, build_pipeline
 from dragoman.core.ports import Authorizer, ListRefresher, ListVisibility, RateLimiter
 from dragoman.core.principal import Principal
 from dragoman.core.rate_limiter import LocalRateLimiter
-from dragoman.core.resource_uris import LINK, LINKING, ResourceOwners, ReturnedUris
+from dragoman.core.resource_uris import (
+    LINK,
+    LINKING,
+    UI,
+    OpenedApps,
+    ResourceOwners,
+    ReturnedUris,
+)
 from dragoman.core.startup import Startup
 from dragoman.core.structs import Struct
 from dragoman.core.tool import (
@@ -54,6 +61,8 @@ from dragoman.core.tool_filter import EVERYTHING, View
 from dragoman.core.trace import Trace, TraceContext
 from dragoman.core.views import Views
 
+MAX_NAMED = 20
+"""Tools that an error names."""
 _NO_NAMES: frozenset[str] = frozenset()
 
 
@@ -135,6 +144,7 @@ class Hub:
         self._owners_at: tuple[tuple[int, ...], ResourceOwners] = (), ResourceOwners((), ())
         """The owners of resource addresses, at these versions of the catalogs."""
         self._mentions = ReturnedUris()
+        self._opened_apps = OpenedApps()
         run = self._run if cluster is SINGLE_HUB else self._run_with_lease
         self._pipeline = build_pipeline(stages, run)
 
@@ -148,12 +158,12 @@ class Hub:
             view = self.views.narrow(view, principal.view)
         if kind == RESOURCE:  # kept results are unknown to all but their owners
             tool = self.find_visible(principal, name, view, kind)
+            if name.startswith(UI) and not isinstance(tool.target, Nowhere):
+                self._opened_apps.add(options.client or principal, tool.target.name)
         else:
             tool = self.find(name, view, kind)
         if isinstance(tool.target, Nowhere):
-            tool = await self._find_late(principal, name, view, kind)
-            if kind == TOOL and _is_unknown(tool):
-                tool = self.catalog.find_fallback(name, view) or tool
+            tool = await self._find_late(principal, name, options)
         trace = self.chains.start_trace(
             principal, tool.name, tool.target.name, options.trace_context, handle
         )
@@ -226,15 +236,61 @@ class Hub:
                 return self._rewrite_links(call, result)
         return result
 
-    async def _find_late(self, principal: Principal, name: str, view: View, kind: str) -> Tool:
-        """Resolves an unknown name again after targets have started and stale lists were read."""
-        tool = self.find_visible(principal, name, view, kind)
+    async def _find_late(self, principal: Principal, name: str, options: CallOptions) -> Tool:
+        """Resolves an unknown name again: as a fallback, and after targets have started and stale
+        lists were read."""
+        tool = self.find_visible(principal, name, options.view, options.kind)
+        if not _is_unknown(tool):
+            return tool
+        is_settled = self.startup is None or self.startup.is_settled
+        # Apps call often: lists are not read again for each call.
+        fallback = self.find_fallback(principal, name, options) if is_settled else None
+        if fallback is not None:
+            return fallback
+        tool = await self._find_refreshed(principal, name, options.view, options.kind, tool)
+        if not _is_unknown(tool):
+            return tool
+        return self.find_fallback(principal, name, options) or tool
+
+    async def _find_refreshed(
+        self, principal: Principal, name: str, view: View, kind: str, tool: Tool
+    ) -> Tool:
         if self.startup is not None and _is_unknown(tool):
             tool = await self._find_starting(self.startup, principal, name, view, kind)
         if self.refresher is None or not _is_unknown(tool):
             return tool
         again = await self.refresher.refresh_for(name, kind)
         return self.find_visible(principal, name, view, kind) if again else tool
+
+    def find_fallback(self, principal: Principal, name: str, options: CallOptions) -> Tool | None:
+        """Finds the tool that a name stands for which no tool has: the user interface of a server's
+        tool (MCP Apps) calls the tools of its own server by the server's names. If several servers
+        have that name, the one counts whose user interface the client has read last."""
+        view = options.view
+        if options.kind != TOOL:
+            return None
+        if principal.view:
+            view = self.views.narrow(view, principal.view)
+        found = self.catalog.find_fallbacks(name, view)
+        declared = [tool for tool in found if name in tool.fallback_names]
+        judge, door = self.authorizer, options.door
+        found = [tool for tool in found if judge.can_list(principal, find_represented(tool))]
+        if len(found) > 1:  # a denial says more than "not found"
+            sees = judge.can_see
+            found = [
+                tool for tool in found if sees(principal, find_represented(tool), door)
+            ] or found[:1]
+        if len(found) <= 1:
+            return next(iter((*found, *declared)), None)
+        of_target = {find_represented(tool).target.name: tool for tool in found}
+        for target in self._opened_apps.list_targets(options.client or principal):
+            if target in of_target:
+                return of_target[target]
+        if declared:
+            return declared[0]
+        names = ", ".join(sorted(f'"{find_represented(tool).name}"' for tool in found)[:MAX_NAMED])
+        problem = f'there is no tool "{name[:200]}", and several servers have one: call {names}'
+        return build_missing_tool(name, AmbiguousName(problem), TOOL, found)
 
     async def _find_starting(
         self, startup: Startup, principal: Principal, name: str, view: View, kind: str

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from dragoman.core.tool import Target, Tool
 
 MAX_URI = 8_192
 TOO_LONG = f"the address of the resource is too long: at most {MAX_URI} characters"
+MAX_READERS = 2_000
+MAX_OPENED = 16
+"""Per client."""
 MAX_MENTIONS = 2_000
 """Per server; the one returned longest ago is forgotten first."""
 
@@ -97,6 +100,29 @@ class ReturnedUris:
     def forget(self, target: str) -> None:
         for uri in self._of.pop(target, ()):
             del self._owners[uri]
+
+
+class OpenedApps:
+    """Whose user interfaces (`ui://`) each client has read."""
+
+    def __init__(self, most: int = MAX_READERS) -> None:
+        self._most = most
+        self._targets: OrderedDict[Hashable, list[str]] = OrderedDict()
+        """The last one last."""
+
+    def add(self, reader: Hashable, target: str) -> None:
+        targets = self._targets.setdefault(reader, [])
+        self._targets.move_to_end(reader)
+        if target in targets:
+            targets.remove(target)
+        targets.append(target)
+        del targets[:-MAX_OPENED]
+        if len(self._targets) > self._most:
+            self._targets.popitem(last=False)
+
+    def list_targets(self, reader: Hashable) -> Sequence[str]:
+        """Lists them, the last one first."""
+        return self._targets.get(reader, [])[::-1]
 
 
 class ResourceOwners:

@@ -97,6 +97,9 @@ class TargetTraits:
     """Whether it may announce changes of resources, even if it has none."""
     extensions: Mapping[str, Any] = field(default_factory=empty_mapping)
     """The protocol extensions that it declares, with their settings."""
+    has_apps: bool = False
+    """Whether a tool of it has a user interface, whose code calls the target's tools by the names
+    that the target gives them (MCP Apps)."""
     finds_tasks: bool = False
     """Whether it can find the task of a call that was interrupted: see `FIND` in `core.call`."""
     is_published: bool = True

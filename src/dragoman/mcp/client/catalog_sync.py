@@ -220,6 +220,8 @@ class CatalogSync:
         self._published[kind] = parsed.definitions
         if kind == TOOL:
             self._has_headers, self.mirrored = parsed.has_headers, parsed.mirrored
+            has_apps = any(tool.resources for tool in parsed.tools)
+            self._upstream.traits = replace(self._upstream.traits, has_apps=has_apps)
         if problem:
             self._problems[kind].append(problem)
 

@@ -146,6 +146,10 @@ class CallHandler:
         )
         base = replace(options, wanted_updates=wanted, features=features)
         tool = self.hub.find(name, client.view)
+        if isinstance(tool.target, Nowhere):
+            tool = self.hub.find_fallback(client.principal, name, options) or tool
+            if not isinstance(tool.target, Nowhere):
+                name = tool.name  # the record has the name by which policies know it
 
         async def work(
             task: ToolTask, updates: Updates, answers: Mapping[str, Any] | None, handle: str | None
