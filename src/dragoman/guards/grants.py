@@ -228,7 +228,8 @@ class GrantedAuthorizer:
 
 
 class GrantedTools:
-    """Lists the tools of agents, without those that are not for models. Implements `agents.model_agent.AgentHub`."""
+    """Lists the tools of agents, without those that are not for models. Implements
+    `agents.model_agent.AgentHub`."""
 
     def __init__(
         self, hub: Hub, chains: CallChains, authorizer: GrantedAuthorizer, door: str

@@ -42,8 +42,8 @@ _PROGRAM = re.compile(
     r"ruby|perl|php|lua|java|kotlin|swift|go|rust|c|c\+\+|csharp|[\w.-]+\+(?:json|xml))\s*(?:;|$)",
     re.IGNORECASE,
 )
-"""Types of user interfaces (MCP Apps, OpenAI's Apps SDK), of code, and of data that cannot be parsed
-if the end is missing."""
+"""Types of user interfaces (MCP Apps, OpenAI's Apps SDK), of code, and of data that cannot be
+parsed if the end is missing."""
 
 Mark = Callable[[int, int], str]
 """The marker for a text of `length` characters of which `left` remain."""
