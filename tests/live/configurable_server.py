@@ -3,9 +3,10 @@
 `python configurable_server.py FILE`: FILE holds `tools`, `prompts`, `resources` and
 `resourceTemplates` as JSON, and may hold `instructions`, `serverInfo`, more `capabilities`,
 `results` and JSON-RPC `errors` of tools by name, lines that it writes to `stderr` at the start, and
-what a read `reads` before the address. The tool `look` is always listed and
-announces that all lists have changed; `leave` ends the server. Every other call returns the name
-that arrived.
+what a read `reads` before the address. `apps` are tools that clients with MCP Apps are listed
+beside the others, or instead of those of the same names. The tool `look` is always listed and
+announces that all lists have changed; `leave` ends the server; `capabilities` returns those of the
+client. Every other call returns the name that arrived.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from pathlib import Path
 from typing import Any
 
 FILE = Path(sys.argv[1])
+APPS = "io.modelcontextprotocol/ui"
+CLIENT: dict[str, Any] = {}
+"""The capabilities of the client."""
 LOOK = {"name": "look", "inputSchema": {"type": "object"}}
 LISTS = {
     "tools/list": "tools",
@@ -31,6 +35,7 @@ def read_member(member: str, default: Any) -> Any:
 
 def answer(method: str, params: dict[str, Any]) -> dict[str, Any] | None:
     if method == "initialize":
+        CLIENT.update(params.get("capabilities", {}))
         changes = {"listChanged": True}
         able = {"tools": changes, "prompts": changes, "resources": changes}
         result = {
@@ -42,6 +47,9 @@ def answer(method: str, params: dict[str, Any]) -> dict[str, Any] | None:
         return result if text is None else {**result, "instructions": text}
     if method in LISTS:
         offered = read_member(LISTS[method], [])
+        if method == "tools/list" and APPS in CLIENT.get("extensions", {}):
+            apps = {one["name"]: one for one in read_member("apps", [])}
+            offered = [apps.pop(one["name"], one) for one in offered] + [*apps.values()]
         return {LISTS[method]: [LOOK, *offered] if method == "tools/list" else offered}
     if method == "tools/call":
         if params["name"] == "look":
@@ -49,6 +57,8 @@ def answer(method: str, params: dict[str, Any]) -> dict[str, Any] | None:
                 send({"method": f"notifications/{what}/list_changed"})
         if params["name"] == "leave":
             sys.exit()
+        if params["name"] == "capabilities":
+            return {"content": [{"type": "text", "text": json.dumps(CLIENT)}]}
         if (result := read_member("results", {}).get(params["name"])) is not None:
             return dict(result)
         return {"content": [{"type": "text", "text": f"arrived: {params['name']}"}]}

@@ -14,6 +14,8 @@ from tests.live.conftest import RunningHub
 from tests.live.module_hub import error_kind, error_text, text_of
 from tests.peers import wire
 
+from dragoman.mcp.protocol.revisions import APP_TYPE, APPS
+
 APP_ONLY = {"ui": {"visibility": ["app"]}}
 LONG = "const it = 1;" * 100_000
 
@@ -38,6 +40,15 @@ STATS = {
     "results": {"shared": {"content": [{"type": "text", "text": "of the statistics"}]}},
 }
 PLAIN = {"tools": [tool("shared"), tool("no-app")]}
+TELLING = {
+    "tools": [tool("weather", "Text only."), tool("capabilities")],
+    "apps": [
+        tool("weather", "Text only.", _meta={"ui": {"resourceUri": "ui://weather/app"}}),
+        tool("move-map", "Moves the map.", _meta=APP_ONLY),
+    ],
+    "resources": [{"uri": "ui://weather/app", "name": "app"}],
+}
+RENDERS = {"extensions": {APPS: {"mimeTypes": [APP_TYPE]}}}
 VIEWS = """
 [[views]]
 name = "search"
@@ -56,6 +67,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         "clock": {"offers": CLOCK},
         "stats": {"offers": STATS},
         "plain": {"offers": PLAIN},
+        "telling": {"offers": TELLING},
     }
     with run_configurable_hub(place, VIEWS, **servers) as (hub, made):
         yield hub, made
@@ -160,3 +172,40 @@ def test_tool_of_an_app_alone_is_not_offered_to_a_model(hub: RunningHub) -> None
     assert text_of(call(session, "poll-stats")) == "arrived: poll-stats"
     assert text_of(call(session, "mcp_stats_poll_stats")) == "arrived: poll-stats"
     assert "mcp_stats_poll_stats" in names(hub), "hosts decide by its visibility"
+
+
+def list_telling(session: wire.Session) -> dict[str, Any]:
+    tools = session.request("tools/list")["result"]["tools"]
+    start = "mcp_telling_"
+    return {one["name"].removeprefix(start): one for one in tools if one["name"].startswith(start)}
+
+
+@pytest.mark.parametrize("more", [{}, {"elicitation": {}, "experimental": {"x": {"y": 1}}}])
+def test_servers_are_told_that_a_client_renders_apps(hub: RunningHub, more: dict[str, Any]) -> None:
+    able = {**RENDERS, **more}
+    renders = wire.Session(hub.mcp_url, "2025-11-25", capabilities=able)
+    plain = wire.Session(hub.mcp_url, "2025-11-25")
+    shown = list_telling(renders)
+    assert shown["weather"]["_meta"]["ui"] == {"resourceUri": "ui://weather/app"}
+    assert "move_map" in shown
+    told = json.loads(text_of(call(renders, "telling.capabilities")))
+    assert told["extensions"] == RENDERS["extensions"]
+    assert told.get("experimental") == more.get("experimental")
+    assert "elicitation" in told or not more
+    assert text_of(call(renders, "move-map")) == "arrived: move-map"
+    assert text_of(call(renders, "weather")) == "arrived: weather"
+
+    seen = list_telling(plain)
+    assert "_meta" not in seen["weather"] and "move_map" not in seen
+    assert json.loads(text_of(call(plain, "telling.capabilities"))) == {}
+    assert error_kind(call(plain, "telling.move_map")) == "NotFound"
+
+
+def test_client_of_2026_is_known_to_render_apps(hub: RunningHub) -> None:
+    meta = {"io.modelcontextprotocol/clientCapabilities": RENDERS}
+    tools = hub.rpc("tools/list", {"_meta": meta})["result"]["tools"]
+    shown = {one["name"]: one for one in tools}
+    assert shown["mcp_telling_weather"]["_meta"]["ui"] == {"resourceUri": "ui://weather/app"}
+    assert "_meta" not in names(hub)["mcp_telling_weather"]
+    params = {"name": "telling.capabilities", "arguments": {}, "_meta": meta}
+    assert json.loads(text_of(hub.rpc("tools/call", params))) == RENDERS

@@ -53,7 +53,7 @@ def test_server_extensions_and_their_results_reach_clients(
         assert shaken.rpc()["result"]["capabilities"]["extensions"] == {RECEIPTS: {}, APPS: {}}
 
         params = wire.modern_params({"name": "shop.buy", "arguments": {}})
-        able: dict[str, Any] = {"extensions": {RECEIPTS: {}}}
+        able: dict[str, Any] = {"extensions": {RECEIPTS: {}, "com.example/unknown": {}}}
         params["_meta"]["io.modelcontextprotocol/clientCapabilities"] = able
         headers = wire.modern_headers("tools/call", params)
         answer = wire.post(hub.mcp_url, wire.request(2, "tools/call", params), headers)

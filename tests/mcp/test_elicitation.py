@@ -12,10 +12,12 @@ from dragoman.mcp.protocol.elicitation import (
     is_answerable,
     question_from_request,
     questions_from_url_error,
-    select_askable,
+    select_declared,
 )
-from dragoman.mcp.protocol.revisions import R2024, R2503, R2506, R2511, Revision
+from dragoman.mcp.protocol.revisions import APPS, R2024, R2503, R2506, R2511, Revision
 
+RENDERS: dict[str, Any] = {"extensions": {APPS: {"mimeTypes": ["text/html;profile=mcp-app"]}}}
+EXPERIMENTAL: dict[str, Any] = {"experimental": {"x": {}}}
 ALL: dict[str, Any] = {
     "elicitation": {"form": {}, "url": {}},
     "sampling": {"tools": {}, "context": {}, "odd": {}},
@@ -29,13 +31,18 @@ ALL: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("features", "revision", "declared"),
     [
-        (ALL, R2024, {"sampling": {}, "roots": {"listChanged": True}}),
-        (ALL, R2503, {"sampling": {}, "roots": {"listChanged": True}}),
-        (ALL, R2506, {"sampling": {}, "roots": {"listChanged": True}, "elicitation": {}}),
+        (ALL, R2024, EXPERIMENTAL | {"sampling": {}, "roots": {"listChanged": True}}),
+        (ALL, R2503, EXPERIMENTAL | {"sampling": {}, "roots": {"listChanged": True}}),
+        (
+            ALL,
+            R2506,
+            EXPERIMENTAL | {"sampling": {}, "roots": {"listChanged": True}, "elicitation": {}},
+        ),
         (
             ALL,
             R2511,
-            {
+            EXPERIMENTAL
+            | {
                 "sampling": {"tools": {}, "context": {}},
                 "roots": {"listChanged": True},
                 "elicitation": {"form": {}, "url": {}},
@@ -47,13 +54,18 @@ ALL: dict[str, Any] = {
         ({"elicitation": {}}, R2503, {}),
         ({"sampling": None, "roots": [], "elicitation": True}, R2511, {}),
         ({}, R2511, {}),
+        (RENDERS, R2511, RENDERS),
+        (RENDERS, R2024, RENDERS),
+        ({"extensions": {"com.example/x": {}}, "experimental": {"x": {}}}, R2511, {}),
+        ({"roots": {}, "experimental": {"x": {}}}, R2511, {"roots": {}, "experimental": {"x": {}}}),
+        ({"extensions": [APPS], "experimental": 1}, R2511, {}),
     ],
 )
 @pytest.mark.promise("B13")
 def test_session_declares_client_capabilities_of_the_revision(
     features: dict[str, Any], revision: Revision, declared: dict[str, Any]
 ) -> None:
-    assert select_askable(features, revision) == declared
+    assert select_declared(features, revision) == declared
 
 
 @pytest.mark.parametrize(

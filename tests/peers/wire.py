@@ -46,9 +46,12 @@ def modern_headers(
     return {**headers, "Mcp-Name": str(name)} if name is not None else headers
 
 
-def initialize_params(version: str = LEGACY) -> dict[str, Any]:
+def initialize_params(
+    version: str = LEGACY, capabilities: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     client = {"name": "wire", "version": "0"}
-    return {"protocolVersion": version, "capabilities": {}, "clientInfo": client}
+    able = dict(capabilities or {})
+    return {"protocolVersion": version, "capabilities": able, "clientInfo": client}
 
 
 def request(number: Any, method: str, params: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -364,12 +367,17 @@ class Session:
     """A Streamable HTTP session of the handshake era."""
 
     def __init__(
-        self, url: str, version: str = LEGACY, headers: Mapping[str, str] | None = None
+        self,
+        url: str,
+        version: str = LEGACY,
+        headers: Mapping[str, str] | None = None,
+        capabilities: Mapping[str, Any] | None = None,
     ) -> None:
         self.url = url
         self.headers = dict(headers or {})
         self._next = 0
-        answer = post(url, request(0, "initialize", initialize_params(version)), self.headers)
+        params = initialize_params(version, capabilities)
+        answer = post(url, request(0, "initialize", params), self.headers)
         self.result = answer.rpc()["result"]
         self.headers["Mcp-Protocol-Version"] = self.result["protocolVersion"]
         if "mcp-session-id" in answer.headers:

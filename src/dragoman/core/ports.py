@@ -130,6 +130,11 @@ class Viewer(NamedTuple):
     features: Mapping[str, Any]
 
 
+Interfaces = frozenset[tuple[str, bytes]]
+"""Canonical names of tools, each with the members of `_meta` that describe its user interface, as
+JSON."""
+
+
 class ListVisibility(Protocol):
     """What each target lists to each client."""
 
@@ -141,6 +146,9 @@ class ListVisibility(Protocol):
 
     def list_client_only_names(self, kind: str) -> frozenset[str]:
         """Lists the canonical names that single clients alone have."""
+
+    def list_interfaces(self, viewer: Viewer) -> Interfaces:
+        """Lists the tools that have a user interface for `viewer` alone, or another one."""
 
     def begin_sessions(self, viewer: Viewer, may_use: Callable[[str], bool]) -> None:
         """Opens the sessions of a client, which is connected, with the targets that it may use and

@@ -221,6 +221,7 @@ class CatalogSync:
         if kind == TOOL:
             self._has_headers, self.mirrored = parsed.has_headers, parsed.mirrored
             has_apps = any(tool.resources for tool in parsed.tools)
+            has_apps = has_apps or self._upstream.lists.has_interfaces
             self._upstream.traits = replace(self._upstream.traits, has_apps=has_apps)
         if problem:
             self._problems[kind].append(problem)

@@ -23,6 +23,7 @@ from dragoman.mcp.client.jsonrpc_channel import Wire
 from dragoman.mcp.client.notifications import LISTEN, SEVERITY, NotificationSink, RequestListener
 from dragoman.mcp.client.streamable_http import SessionExpired, UpstreamHttpError
 from dragoman.mcp.protocol import revisions
+from dragoman.mcp.protocol.elicitation import select_carried
 
 log = logging.getLogger(__name__)
 
@@ -278,14 +279,15 @@ class UpstreamSession:
 
     def build_meta(self, features: Mapping[str, Any], log_level: str | None) -> Mapping[str, Any]:
         """Builds the `_meta` of a modern request for a client with these features that wants log
-        messages from level `log_level` up. Omits extensions that the server does not declare."""
+        messages from level `log_level` up. Omits extensions that the server does not declare, but
+        for those that any server may know of."""
         if not features and log_level is None:
             return self.own_meta
         declared = dict(features)
         if declared.pop("extensions", None) is not None:
-            shared = self.find_shared_extensions(features)
-            if shared:
-                declared["extensions"] = shared
+            known = self.find_shared_extensions(features) | select_carried(features)
+            if known:
+                declared["extensions"] = known
         meta = {**self.own_meta, revisions.CAPABILITIES_KEY: declared}
         if log_level is not None:
             meta[revisions.LOG_LEVEL_KEY] = log_level

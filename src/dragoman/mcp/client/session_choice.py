@@ -18,7 +18,7 @@ from dragoman.core.call import Call
 from dragoman.core.errors import HubError, Overloaded, TimedOut, Unreachable
 from dragoman.core.ports import Viewer
 from dragoman.mcp.client.session import UpstreamSession
-from dragoman.mcp.protocol.elicitation import select_askable
+from dragoman.mcp.protocol.elicitation import select_declared
 from dragoman.mcp.protocol.revisions import LATEST_HANDSHAKE, is_modern
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class SessionChoice:
                 return None
             if monotonic() - self._failed_at < self._upstream.limits.retry_secs:
                 return None
-        features = select_askable(viewer.features, revision)
+        features = select_declared(viewer.features, revision)
         if features:
             return features
         is_alone = self.separates and viewer.client and viewer.client not in self.sharing

@@ -14,6 +14,7 @@ import contextlib
 import json
 import logging
 from collections.abc import Collection, Hashable, Iterable, Mapping
+from dataclasses import replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,7 +22,7 @@ from dragoman.core.background import Background, resolve, start_task
 from dragoman.core.call import Call
 from dragoman.core.errors import HubError, NotFound
 from dragoman.core.events import ClientListChanged, ListAnnounced
-from dragoman.core.ports import Viewer
+from dragoman.core.ports import Interfaces, Viewer
 from dragoman.core.read_pacing import pause_after_list
 from dragoman.core.tool import PROMPT, RESOURCE, TOOL
 from dragoman.mcp.client.catalog_sync import (
@@ -35,8 +36,10 @@ from dragoman.mcp.client.catalog_sync import (
 from dragoman.mcp.client.client_sessions import ClientSession, Key, SessionNotOpened
 from dragoman.mcp.client.session import MAX_ENTRIES, UpstreamSession
 from dragoman.mcp.config import StdioTransport
-from dragoman.mcp.protocol.elicitation import TASKS_ONLY, select_askable
+from dragoman.mcp.protocol.elicitation import TASKS_ONLY, select_declared
 from dragoman.mcp.protocol.revisions import Revision
+from dragoman.mcp.protocol.translate import select_ui
+from dragoman.wire.json import encode
 
 if TYPE_CHECKING:
     from dragoman.mcp.client.upstream import Upstream
@@ -80,6 +83,9 @@ class _Profile:
         self.entries: dict[str, list[Any]] = {}
         self.missing: dict[str, frozenset[str]] = {}
         """Names that the shared session listed at the same time, and these lists did not."""
+        self.interfaces: dict[str, dict[str, Any]] = {}
+        """The user interfaces of tools that these lists have otherwise than the shared session, by
+        the tool's name."""
 
 
 def build_profile(features: Mapping[str, Any], *, modern: bool = False) -> str:
@@ -108,6 +114,8 @@ class UpstreamLists:
         """Entries published beyond the shared lists, by kind and name."""
         self.differs = False
         """Whether some clients see other lists than others."""
+        self.has_interfaces = False
+        """Whether a tool has a user interface for some clients alone."""
         self._lock = asyncio.Lock()
         self._finding: dict[str, asyncio.Task[None]] = {}
         self._failed: dict[str, float] = {}
@@ -255,7 +263,7 @@ class UpstreamLists:
     async def _read(self, session: UpstreamSession, kinds: Collection[str], seconds: float) -> None:
         if session is not self._session:
             self._session, self._entries, self._shared = session, {}, {}
-            self._known, self._profiles = {}, {}
+            self._known, self._profiles, self.has_interfaces = {}, {}, False
         catalog = self._upstream.catalog
         if self._upstream.entry.interactive is not True or not seconds:
             await self._publish(session, await catalog.fetch_lists(session, kinds))
@@ -295,7 +303,7 @@ class UpstreamLists:
         def note_change(method: str, params: Mapping[str, Any]) -> None:
             changed.update(find_changed_kinds(method))
 
-        declared = select_askable(ASKABLE, revision)
+        declared = select_declared(ASKABLE, revision)
         session = await self._upstream.connection.open_list_session(declared, note_change)
         catalog = self._upstream.catalog
         try:
@@ -331,6 +339,25 @@ class UpstreamLists:
                 self._entries[kind] = entries
                 self._shared[kind] = {_name(kind, entry) for entry in entries}
                 self._known.setdefault(kind, set()).update(self._shared[kind])
+        for profile in self._profiles.values() if TOOL in lists else ():
+            self._note_interfaces(profile)
+
+    def _note_interfaces(self, profile: _Profile) -> None:
+        """Notes the user interfaces that tools have for a profile alone. Servers of MCP Apps list
+        such a tool under one name to all clients, with its user interface or without it."""
+        shared = _index(TOOL, self._entries.get(TOOL, ()))
+        profile.interfaces = {
+            name: ui
+            for name, entry in _index(TOOL, profile.entries.get(TOOL, ())).items()
+            if name  # else it is no object
+            and name in shared
+            and (ui := select_ui(entry))
+            and ui != select_ui(shared[name])
+        }
+        self.has_interfaces = any(one.interfaces for one in self._profiles.values())
+        upstream = self._upstream
+        if self.has_interfaces and not upstream.traits.has_apps:
+            upstream.traits = replace(upstream.traits, has_apps=True)
 
     def _record(self, profile: str, lists: Lists) -> bool:
         """Keeps the lists of a profile; returns whether they differ from the shared ones."""
@@ -346,6 +373,7 @@ class UpstreamLists:
             found.entries[kind] = entries
             found.missing[kind] = frozenset(shared - names)
             differs = differs or bool(names ^ shared)
+        self._note_interfaces(found)
         return differs
 
     def _merge(self, kind: str) -> list[Any]:
@@ -504,7 +532,7 @@ class UpstreamLists:
         has_handshake = upstream.connection.handshake_session is not None
         if has_handshake and upstream.choice.prefers_handshake(viewer):
             return ListView(HANDSHAKE_OWNER, PLAIN)
-        askable = select_askable(viewer.features, shared.revision)
+        askable = select_declared(viewer.features, shared.revision)
         return ListView(None, build_profile(askable, modern=True))
 
     def list_hidden(self, kind: str, view: ListView) -> frozenset[str]:
@@ -512,6 +540,17 @@ class UpstreamLists:
         visible = self._find_visible(kind, view)
         offered = self._upstream.catalog.list_offered(kind)
         return frozenset(tool.name for tool in offered if tool.remote_name not in visible)
+
+    def list_interfaces(self, view: ListView) -> Interfaces:
+        """Returns the user interfaces that such a client sees, and others do not."""
+        profile = self._profiles.get(view.profile) if view.profile is not None else None
+        if profile is None or not profile.interfaces:
+            return frozenset()
+        return frozenset(
+            (tool.name, encode(ui))
+            for tool in self._upstream.catalog.list_offered(TOOL)
+            if (ui := profile.interfaces.get(tool.remote_name)) is not None
+        )
 
     def list_client_only_names(self, kind: str) -> frozenset[str]:
         """Returns the canonical names that only own sessions list."""
@@ -618,7 +657,7 @@ class UpstreamLists:
                     lists = await upstream.catalog.fetch_lists(session, KINDS)
                     has_asked = own.questions.has_asked
             else:
-                features = select_askable(viewer.features, shared.revision)
+                features = select_declared(viewer.features, shared.revision)
                 lists = await upstream.catalog.fetch_lists(shared, KINDS, features)
             await self._learn_profile(shared, profile, lists)
         except SessionNotOpened as problem:

@@ -12,7 +12,7 @@ import msgspec
 from dragoman.core.bus import Bus
 from dragoman.core.catalog import Catalog
 from dragoman.core.events import ClientGone, RootsChanged
-from dragoman.core.ports import Viewer
+from dragoman.core.ports import Interfaces, Viewer
 from dragoman.core.secret_references import render_reference
 from dragoman.core.tool import PROMPT, TOOL, Tool
 from dragoman.core.tool_identity import fold_server_name
@@ -161,6 +161,13 @@ class UpstreamManager:
             if upstream.lists.differs:
                 names |= upstream.lists.list_client_only_names(kind)
         return names
+
+    def list_interfaces(self, viewer: Viewer) -> Interfaces:
+        found: Interfaces = frozenset()
+        for upstream in self._running.values():
+            if upstream.lists.has_interfaces:
+                found |= upstream.lists.list_interfaces(upstream.lists.find_view(viewer))
+        return found
 
     def has_own_lists(self, kind: str, targets: Collection[str], viewer: Viewer) -> bool:
         for name in targets:

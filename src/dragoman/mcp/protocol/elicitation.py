@@ -12,7 +12,7 @@ from typing import Any
 from dragoman.core.call import FORM, ROOTS, SAMPLING, URL, Question
 from dragoman.core.errors import BadReply
 from dragoman.core.question_handles import MAX_QUESTIONS, can_answer
-from dragoman.mcp.protocol.revisions import R2506, R2511, TASKS, Revision
+from dragoman.mcp.protocol.revisions import CARRIED, R2506, R2511, TASKS, Revision
 
 URL_REQUIRED = -32042
 """2025-11-25, elicitation: the error that names URLs to be visited first."""
@@ -97,9 +97,10 @@ def add_task_support(features: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**features, "extensions": {**known, TASKS: {}}}
 
 
-def select_askable(features: Mapping[str, Any], revision: Revision) -> dict[str, Any]:
+def select_declared(features: Mapping[str, Any], revision: Revision) -> dict[str, Any]:
     """Returns the capabilities that a client's own upstream session declares: those to be asked
-    that `revision` has. Empty if the client cannot be asked anything."""
+    that `revision` has, and extensions that a server may look for. Empty for a client that a server
+    cannot tell from others."""
     declared: dict[str, Any] = {}
     if can_answer(SAMPLING, features):
         known = ("tools", "context") if revision >= R2511 else ()
@@ -116,7 +117,21 @@ def select_askable(features: Mapping[str, Any], revision: Revision) -> dict[str,
         }
     elif revision == R2506 and forms:
         declared["elicitation"] = {}
+    if extensions := select_carried(features):
+        declared["extensions"] = extensions
+    experimental = features.get("experimental")
+    if declared and experimental and isinstance(experimental, dict):
+        declared["experimental"] = experimental
     return declared
+
+
+def select_carried(features: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the extensions of the client that any server may know of, whether or not it declares
+    them itself: servers of MCP Apps look for the client's alone."""
+    extensions = features.get("extensions")
+    if not isinstance(extensions, dict):
+        return {}
+    return {name: extensions[name] for name in CARRIED & extensions.keys()}
 
 
 def build_answer(question: Question, answer: Any, revision: Revision) -> dict[str, Any] | None:

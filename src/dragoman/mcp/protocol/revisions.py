@@ -125,6 +125,13 @@ RELATED_KEY = "io.modelcontextprotocol/related-task"
 TASKS = "io.modelcontextprotocol/tasks"
 """The extension of 2026-07-28 (SEP-2663); 2025-11-25 has tasks of another form."""
 
+APPS = "io.modelcontextprotocol/ui"
+"""MCP Apps (SEP-1865)."""
+APP_TYPE = "text/html;profile=mcp-app"
+CARRIED = frozenset({APPS})
+"""Official extensions that need only results, `_meta` and resources. Others have methods of their
+own, or concern one connection."""
+
 SERVER_NAME = "dragoman"
 
 # --- methods -----------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any
 from dragoman.core.call import ABSENT, Call, Result
 from dragoman.core.errors import BadReply
 from dragoman.core.ports import SchemaCompiler
-from dragoman.core.resource_uris import MAX_URI
+from dragoman.core.resource_uris import MAX_URI, UI
 from dragoman.core.tool import COMPLETION, PROMPT, RESOURCE, TOOL, Target, Tool
 from dragoman.mcp.protocol.revisions import (
     CAPABILITIES_KEY,
@@ -103,6 +103,35 @@ def replace_ui_addresses(
     for (first, *rest), shown in changed:
         meta[first] = {**meta[first], rest[0]: shown} if rest else shown
     return {**definition, "_meta": meta}
+
+
+def select_ui(definition: Mapping[str, Any]) -> dict[str, Any]:
+    """Selects of `_meta` what hosts of MCP Apps read of a tool, for one with a user interface."""
+    meta = definition.get("_meta")
+    ui = meta.get("ui") if isinstance(meta, dict) else None
+    found: dict[str, Any] = {}
+    for place, uri in find_ui_addresses(definition):
+        if not uri.startswith(UI) or not uri.isprintable():
+            continue
+        if place == UI_PLACES[0]:
+            found["ui"] = {"resourceUri": uri}
+            if isinstance(ui, dict) and isinstance(visibility := ui.get("visibility"), list):
+                found["ui"]["visibility"] = [one for one in ("model", "app") if one in visibility]
+        else:
+            found[place[0]] = uri
+    return found
+
+
+def add_ui(definition: Mapping[str, Any], ui: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the definition with what `select_ui` selected of another one."""
+    meta = definition.get("_meta")
+    known = dict(meta) if isinstance(meta, dict) else {}
+    for key, value in ui.items():
+        before = known.get(key)
+        if isinstance(before, dict) and isinstance(value, dict):
+            value = {**before, **value}
+        known[key] = value
+    return {**definition, "_meta": known}
 
 
 def _is_for_models(definition: Mapping[str, Any]) -> bool:

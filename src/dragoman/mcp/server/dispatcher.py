@@ -364,11 +364,15 @@ class McpServer:
         params, client, revision = request.params, request.client, request.revision
         kind, cursor = list_pages.METHODS[request.method], params.get("cursor")
         hidden = await self._prepare_list(request, kind)
-        logins = NO_NAMES
+        logins, interfaces = NO_NAMES, list_pages.NO_INTERFACES
         if self.hub.logins is not None:
             logins = self.hub.logins.list_needed(_viewer_from_request(request))
+        if kind == TOOL and self.hub.visibility is not None:
+            interfaces = self.hub.visibility.list_interfaces(_viewer_from_request(request))
         style = self._style_of(_find_client_name(request))
-        page = self.lists.find_page(kind, cursor, client, revision, style, hidden, logins)
+        page = self.lists.find_page(
+            kind, cursor, client, revision, style, hidden, logins, interfaces
+        )
         if page is None:
             problem = "invalid cursor: use the nextCursor of the previous page"
             return rpc.encode_error(request.id, rpc.INVALID_PARAMS, problem)

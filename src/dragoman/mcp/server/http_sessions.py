@@ -24,8 +24,8 @@ from dragoman.core.cluster import MARK_CHARS, SINGLE_HUB, Ownership, find_mark, 
 from dragoman.core.ports import Handover
 from dragoman.core.principal import Principal
 from dragoman.core.tool_filter import EVERYTHING, View
-from dragoman.mcp.protocol.elicitation import add_task_support
-from dragoman.mcp.protocol.revisions import ORDERED, Revision
+from dragoman.mcp.protocol.elicitation import add_task_support, select_carried
+from dragoman.mcp.protocol.revisions import APP_TYPE, APPS, ORDERED, Revision
 from dragoman.mcp.server.client_state import ClientState
 from dragoman.mcp.server.replay_streams import EventStream, ReplayBuffer, ReplayStore, ReplayStream
 from dragoman.wire import rpc
@@ -306,8 +306,8 @@ def _digest(id: str) -> str:
 
 # --- capabilities in a few bits -------------------------------------------------------------------
 
-_FORM, _URL, _SAMPLING, _SAMPLING_TOOLS, _SAMPLING_CONTEXT, _ROOTS, _ROOTS_CHANGES = (
-    1 << n for n in range(7)
+_FORM, _URL, _SAMPLING, _SAMPLING_TOOLS, _SAMPLING_CONTEXT, _ROOTS, _ROOTS_CHANGES, _APPS = (
+    1 << n for n in range(8)
 )
 
 
@@ -325,7 +325,9 @@ def pack_capabilities(features: Mapping[str, Any]) -> int:
         bits |= _SAMPLING
         bits |= _SAMPLING_TOOLS if "tools" in sampling else 0
         bits |= _SAMPLING_CONTEXT if "context" in sampling else 0
-    return bits
+    apps = select_carried(features).get(APPS)
+    types = apps.get("mimeTypes") if isinstance(apps, dict) else None
+    return bits | (_APPS if isinstance(types, list) and APP_TYPE in types else 0)
 
 
 def unpack_capabilities(bits: int) -> dict[str, Any]:
@@ -338,4 +340,6 @@ def unpack_capabilities(bits: int) -> dict[str, Any]:
         features["sampling"] = {name: {} for name, bit in options.items() if bits & bit}
     if bits & _ROOTS:
         features["roots"] = {"listChanged": True} if bits & _ROOTS_CHANGES else {}
+    if bits & _APPS:
+        features["extensions"] = {APPS: {"mimeTypes": [APP_TYPE]}}
     return features

@@ -13,7 +13,7 @@ from dragoman.core.hub import Hub
 from dragoman.core.principal import Principal
 from dragoman.core.tool import Target
 from dragoman.core.tool_filter import View
-from dragoman.mcp.protocol.revisions import TASKS
+from dragoman.mcp.protocol.revisions import CARRIED, TASKS
 from dragoman.wire.json import encode
 
 Budget = tuple[int, int]
@@ -23,9 +23,6 @@ MAX_KEPT = 64
 MAX_EXTENSIONS = 32
 MAX_SETTINGS = 4_096
 """Bytes of a server's settings of one extension."""
-CARRIED = frozenset({"io.modelcontextprotocol/ui"})
-"""Official extensions that need only results, `_meta` and resources. Others have methods of their
-own, or concern one connection."""
 _OFFICIAL = "io.modelcontextprotocol/"
 _EXTENSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,127}/[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 

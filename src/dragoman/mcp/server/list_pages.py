@@ -12,11 +12,13 @@ import binascii
 import hmac
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 from dragoman.core.hub import Hub
 from dragoman.core.logins import NO_LOGINS
+from dragoman.core.ports import Interfaces
 from dragoman.core.principal import Principal
 from dragoman.core.token_estimate import estimate_tokens, select_shown
 from dragoman.core.tool import PROMPT, RESOURCE, TEMPLATE, TOOL, Nowhere, Tool
@@ -29,7 +31,7 @@ from dragoman.mcp.protocol.revisions import (
     shape_resource,
     shape_tool,
 )
-from dragoman.mcp.protocol.translate import replace_ui_addresses
+from dragoman.mcp.protocol.translate import add_ui, find_ui_addresses, replace_ui_addresses
 from dragoman.mcp.server.client_state import ClientState
 from dragoman.mcp.server.tool_search import build_search_tools, needs_search
 from dragoman.mcp.server.view_shapes import shape_for_view
@@ -68,6 +70,7 @@ LOGINS_KEY = "dragoman.hub/logins"
 _NAMED = {TOOL: "name", PROMPT: "name", RESOURCE: "uri", TEMPLATE: "uriTemplate"}
 """The member with the name that clients use."""
 
+NO_INTERFACES: Interfaces = frozenset()
 Pages = list[tuple[str, bytes]]
 """Encoded results, each with the name of its last entry."""
 Names = tuple[str, ...]
@@ -112,12 +115,13 @@ class ListPages:
         style: str,
         hidden: frozenset[str] = frozenset(),
         logins: frozenset[str] = NO_LOGINS,
+        interfaces: Interfaces = NO_INTERFACES,
     ) -> bytes | None:
         """Returns the encoded result; None for an invalid cursor. `hidden` are canonical names that
         are not listed to this client, `logins` the targets that need a login before it can call
-        them."""
+        them, `interfaces` what it alone sees of user interfaces."""
         caller, door, view = client.principal, client.door, client.view
-        how = revision, style, hidden, logins
+        how = revision, style, hidden, logins, interfaces
         found = self._find_pages(kind, caller, door, view, *how)
         pages, names = found
         sights = self._sights[kind]
@@ -141,6 +145,7 @@ class ListPages:
         style: str,
         hidden: frozenset[str],
         logins: frozenset[str],
+        interfaces: Interfaces,
     ) -> tuple[Pages, Names]:
         judge = self._hub.authorizer
         version = self._version(kind), judge.version
@@ -148,20 +153,21 @@ class ListPages:
         if self._kept_of.get(kind) != version or len(kept) > MAX_KEPT:
             kept.clear()
             self._kept_of[kind] = version
-        key = (judge.group_of_principal(caller), door, view, revision, style, hidden, logins)
+        group = judge.group_of_principal(caller)
+        key = (group, door, view, revision, style, hidden, logins, interfaces)
         found = kept.get(key)
         if found is None:
             tools = self._hub.list_tools(caller, view, kind, door, hidden)
             if logins and kind == TOOL:
                 tools = self._add_login_tools(tools, caller, view, door)
-            entries = [
-                (
-                    tool.name,
-                    encode(self.render_definition(tool, name, kind, revision, view, logins)),
-                )
-                for tool in tools
-                for name in self._list_names(tool, kind, style, view)
-            ]
+            interface_of = dict(interfaces)
+            entries = []
+            for tool in tools:
+                interface = interface_of.get(tool.name)
+                shown = tool if interface is None else _add_interface(tool, interface)
+                for name in self._list_names(tool, kind, style, view):
+                    entry = self.render_definition(shown, name, kind, revision, view, logins)
+                    entries.append((tool.name, encode(entry)))
             if kind == TOOL and isinstance(view, NamedView):
                 entries = self._limit_cost(entries, tools, view, revision)
             tail = build_list_tail(revision)
@@ -329,6 +335,12 @@ class ListPages:
 
     def _mac(self, body: bytes, kind: str) -> bytes:
         return hmac.digest(self._key, kind.encode() + b"\n" + body, "sha256")[:MAC_BYTES]
+
+
+def _add_interface(tool: Tool, interface: bytes) -> Tool:
+    definition = add_ui(tool.definition, decode(interface))
+    addresses = tuple(uri for _, uri in find_ui_addresses(definition))
+    return replace(tool, definition=definition, resources=addresses)
 
 
 def _mark_login(definition: dict[str, Any], server: str) -> None:
