@@ -18,6 +18,7 @@ from dragoman.mcp.protocol.revisions import APPS, R2024, R2503, R2506, R2511, Re
 
 RENDERS: dict[str, Any] = {"extensions": {APPS: {"mimeTypes": ["text/html;profile=mcp-app"]}}}
 EXPERIMENTAL: dict[str, Any] = {"experimental": {"x": {}}}
+OWN_META = {"progressToken": 1, "io.modelcontextprotocol/related-task": {}, "x.test/y": 1}
 ALL: dict[str, Any] = {
     "elicitation": {"form": {}, "url": {}},
     "sampling": {"tools": {}, "context": {}, "odd": {}},
@@ -73,6 +74,12 @@ def test_session_declares_client_capabilities_of_the_revision(
     [
         ("roots/list", {"_meta": {"progressToken": 1}}, Question(ROOTS, {})),
         ("roots/list", None, Question(ROOTS, {})),
+        ("roots/list", {"_meta": OWN_META}, Question(ROOTS, {"_meta": {"x.test/y": 1}})),
+        (
+            "elicitation/create",
+            {"message": "m", "_meta": OWN_META},
+            Question(FORM, {"message": "m", "_meta": {"x.test/y": 1}}),
+        ),
         ("elicitation/create", {"message": "m", "task": {}}, Question(FORM, {"message": "m"})),
         (
             "elicitation/create",

@@ -114,7 +114,7 @@ async def test_ever_changing_list_leaves_time_for_others() -> None:
 
 async def test_deferred_notifications_are_bounded_and_subscriptions_kept() -> None:
     told: list[tuple[str, str]] = []
-    throttle = NotifyThrottle(lambda name, followed: told.append((name, followed)))
+    throttle = NotifyThrottle(lambda name, followed, meta: told.append((name, followed)))
     throttle.run(lambda: _spin(0.2))
     for number in range(3 * MAX_PUT_OFF):
         throttle.add(f"s.d/{number}", "s.d")

@@ -231,7 +231,7 @@ async def test_modern_server_granting_no_subscription_is_named(short_tmp: Path) 
 
 async def test_update_below_a_subscribed_uri_is_delivered(short_tmp: Path) -> None:
     received: list[str] = []
-    followed = ResourceSubscriptions("s", received.append, 1)
+    followed = ResourceSubscriptions("s", lambda uri, meta: received.append(uri), 1)
     followed._clients = {"file:///a/b": {"c": 1}, "x://y": {"c": 1}}
 
     for uri in ("file:///a/b", "file:///a/b/c/d", "file:///a/bc", "file:///a", "x://y/", 7, ""):

@@ -88,6 +88,8 @@ class Progress:
     """The full message whose text is `message`."""
     step: ToolStep | None = None
     """The tool call of an agent that `message` describes."""
+    meta: Mapping[str, Any] = field(default_factory=empty_mapping)
+    """The `_meta` of the MCP notification."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +100,8 @@ class LogMessage:
     """One of `LEVELS`."""
     data: Any
     logger: str | None = None
+    meta: Mapping[str, Any] = field(default_factory=empty_mapping)
+    """The `_meta` of the MCP notification."""
 
 
 LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")

@@ -10,7 +10,7 @@ from time import time
 from typing import Any
 from uuid import uuid4
 
-from dragoman.core.call import Call, LogMessage, Result
+from dragoman.core.call import NOTHING, Call, LogMessage, Result
 from dragoman.core.errors import HubError
 from dragoman.core.structs import Struct, field
 
@@ -207,9 +207,11 @@ class PinAdded(Event, frozen=True):
 
 
 class ResourceUpdated(Event, frozen=True):
-    """A subscribed resource has changed; `name` is its canonical name."""
+    """A subscribed resource has changed; `name` is its canonical name, `meta` what its server sent
+    as `_meta` with the notification."""
 
     name: str
+    meta: Mapping[str, Any] = NOTHING
 
 
 class ListAnnounced(Event, frozen=True):
@@ -245,10 +247,12 @@ class ServerLogged(Event, frozen=True):
 
 class ElicitationCompleted(Event, frozen=True):
     """A server reports that the user has visited the URL of an elicitation, which it had sent to
-    this client in an error (2025-11-25, URL elicitation required)."""
+    this client in an error (2025-11-25, URL elicitation required). `meta` is the `_meta` of that
+    report."""
 
     client: str
     id: str
+    meta: Mapping[str, Any] = NOTHING
 
 
 class ClientGone(Event, frozen=True):

@@ -17,6 +17,7 @@ from dragoman.core.call import (
     Updates,
     discard_update,
 )
+from dragoman.mcp.protocol.translate import select_meta
 from dragoman.wire import rpc
 
 LISTEN = "subscriptions/listen"
@@ -39,8 +40,9 @@ class UpstreamRequest:
         self.params = params
         self.on_cancel: Callable[[], object] | None = None
         """Called when the server cancels the request: it then expects no response."""
-        self.on_complete: Callable[[], None] | None = None
-        """Called when the server reports that the user has finished the URL elicitation."""
+        self.on_complete: Callable[[Mapping[str, Any]], None] | None = None
+        """Called when the server reports that the user has finished the URL elicitation, with the
+        `_meta` of that report."""
         self.on_reply: Callable[[], None] | None = None
         """Called when the request has been answered or refused."""
         self._id = id
@@ -96,7 +98,7 @@ class PendingServerRequests:
             if isinstance(id, str) and request.params.get("elicitationId") == id:
                 found = True
                 if request.on_complete is not None:
-                    request.on_complete()
+                    request.on_complete(select_meta(params))
         return found
 
 
@@ -165,7 +167,7 @@ def progress_from_params(params: Mapping[str, Any]) -> Progress | None:
     if progress is None:
         return None
     text = message[:1000] if isinstance(message, str) else None
-    return Progress(progress=progress, total=total, message=text)
+    return Progress(progress=progress, total=total, message=text, meta=select_meta(params))
 
 
 def _read_number(value: Any) -> float | None:
@@ -177,7 +179,7 @@ def log_message_from_params(params: Mapping[str, Any]) -> LogMessage | None:
     if not isinstance(level, str) or level not in SEVERITY or "data" not in params:
         return None
     name = logger[:200] if isinstance(logger, str) else None
-    return LogMessage(level=level, data=params["data"], logger=name)
+    return LogMessage(level=level, data=params["data"], logger=name, meta=select_meta(params))
 
 
 def render_log_message(message: LogMessage) -> str:

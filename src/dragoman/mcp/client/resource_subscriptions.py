@@ -8,21 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from dragoman.core.background import Background
+from dragoman.core.call import NOTHING
 from dragoman.core.errors import HubError, InvalidInput, Overloaded, TimedOut, Unreachable
 from dragoman.core.resource_uris import MAX_URI
 from dragoman.mcp.client.session import UpstreamSession, announces_resources
 
+Updated = Callable[[str, Mapping[str, Any]], None]
 MAX_URIS = 1_000
 MAX_SUBSCRIPTIONS = 20_000
 """Subscriptions to all resources of one server together."""
 
 
 class ResourceSubscriptions:
-    def __init__(self, server: str, updated: Callable[[str], None], timeout: float) -> None:
-        """`updated` is called with each resource that has changed."""
+    def __init__(self, server: str, updated: Updated, timeout: float) -> None:
+        """`updated` is called with each resource that has changed, and the `_meta` of the
+        notification."""
         self._server = server
         self._updated = updated
         self._timeout = timeout
@@ -151,18 +155,18 @@ class ResourceSubscriptions:
             else:
                 self._remote.add(uri)
 
-    def notify_updated(self, uri: object) -> None:
+    def notify_updated(self, uri: object, meta: Mapping[str, Any] = NOTHING) -> None:
         """The server has announced a change of `uri`, which may lie below a resource that a client
         has subscribed to (2025-11-25, resources)."""
         if not isinstance(uri, str) or len(uri) > MAX_URI:
             return
         while uri:
             if uri in self._clients:
-                self._updated(uri)
+                self._updated(uri, meta)
                 return
             uri = uri[:-1] if uri.endswith("/") else uri.rpartition("/")[0]
 
     def notify_all(self) -> None:
         """Announcements may have been missed: any resource may have changed."""
         for uri in self.uris:
-            self._updated(uri)
+            self._updated(uri, NOTHING)

@@ -215,7 +215,7 @@ class SuspendedCall:
         question = replace(
             question, withdrawn=self._loop.create_future(), completed=self._loop.create_future()
         )
-        request.on_complete = partial(resolve, question.completed, None)
+        request.on_complete = partial(resolve, question.completed)
         self._open[key] = OpenQuestion(question, request, size)
         resolve(self._arrived, None)
         return True

@@ -13,12 +13,13 @@ from dragoman.core.call import FORM, ROOTS, SAMPLING, URL, Question
 from dragoman.core.errors import BadReply
 from dragoman.core.question_handles import MAX_QUESTIONS, can_answer
 from dragoman.mcp.protocol.revisions import CARRIED, R2506, R2511, TASKS, Revision
+from dragoman.mcp.protocol.translate import select_meta
 
 URL_REQUIRED = -32042
 """2025-11-25, elicitation: the error that names URLs to be visited first."""
 ASKING = frozenset({"elicitation/create", "sampling/createMessage", "roots/list"})
 _HOP = frozenset({"_meta", "task", "elicitationId"})
-"""Members of one hop, or that the latest revision does not have."""
+"""Members of one hop, or that the latest revision does not have; `_meta` has members of both."""
 
 NO_STATE, STATE, PARKED, AGAIN = "none:", "state:", "parked:", "again:"
 """How the handle of questions begins: it says what the continuing call does."""
@@ -28,9 +29,11 @@ def question_from_request(method: Any, params: Any) -> Question | None:
     """Returns the question in a server's request, as the latest revision has it; None if it is not
     one."""
     params = params if isinstance(params, dict) else {}
+    meta = select_meta(params)
+    carried = {"_meta": meta} if meta else {}
     if method == "roots/list":
-        return Question(ROOTS, {})
-    body = {key: value for key, value in params.items() if key not in _HOP}
+        return Question(ROOTS, carried)
+    body = {key: value for key, value in params.items() if key not in _HOP} | carried
     if method == "sampling/createMessage":
         return Question(SAMPLING, body)
     if method != "elicitation/create":

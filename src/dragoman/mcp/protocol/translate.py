@@ -182,7 +182,7 @@ def request_from_call(call: Call, revision: Revision) -> dict[str, Any]:
     elif tool.kind == RESOURCE:
         params = {"uri": tool.remote_name}
     else:
-        params = {"ref": _reference(tool), "argument": arguments.get("argument")}
+        params = {"ref": _build_reference(call), "argument": arguments.get("argument")}
         if revision >= R2506 and isinstance(arguments.get("context"), dict):
             params["context"] = arguments["context"]
     meta, carried = call.meta, call.trace.build_context()
@@ -190,10 +190,13 @@ def request_from_call(call: Call, revision: Revision) -> dict[str, Any]:
     return params
 
 
-def _reference(tool: Tool) -> dict[str, Any]:
+def _build_reference(call: Call) -> dict[str, Any]:
+    tool, given = call.tool, call.arguments.get("ref")
     if "uriTemplate" in tool.definition or "uri" in tool.definition:
         return {"type": "ref/resource", "uri": tool.remote_name}
-    return {"type": "ref/prompt", "name": tool.remote_name}
+    title = given.get("title") if isinstance(given, dict) else None
+    titled = {"title": title} if isinstance(title, str) else {}
+    return {"type": "ref/prompt", "name": tool.remote_name, **titled}
 
 
 def result_from_mcp(value: Any, size: int, server: str) -> Result:
@@ -317,7 +320,7 @@ _USUAL_META = {MODERN_KEY, CAPABILITIES_KEY, CLIENT_KEY, LOG_LEVEL_KEY, "progres
 
 
 def select_meta(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `_meta` of the request without what belongs to this hop."""
+    """Returns `_meta` of a request or notification without what belongs to this hop."""
     meta = params.get("_meta")
     if not isinstance(meta, dict) or meta.keys() <= _USUAL_META:  # as with most requests
         return {}

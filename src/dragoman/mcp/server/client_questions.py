@@ -140,10 +140,11 @@ class ClientRequest:
         if question.completed is not None and "elicitationId" in self.params:
             question.completed.add_done_callback(self._complete)
 
-    def _complete(self, completed: asyncio.Future[None]) -> None:
+    def _complete(self, completed: asyncio.Future[Any]) -> None:
         if not self.completed and not completed.cancelled():
             self.completed = True
-            self._push(encode_elicitation_complete(self.params["elicitationId"]))
+            id, meta = self.params["elicitationId"], completed.result()
+            self._push(encode_elicitation_complete(id, meta or NOTHING))
 
     def _withdraw(self, withdrawn: asyncio.Future[None]) -> None:
         self.cancel()
@@ -165,9 +166,10 @@ class ClientRequest:
 _WITHDRAWN: Mapping[str, Any] = {}
 
 
-def encode_elicitation_complete(id: str) -> bytes:
+def encode_elicitation_complete(id: str, meta: Mapping[str, Any] = NOTHING) -> bytes:
     """Encodes the notification that a url elicitation is complete (2025-11-25)."""
-    return rpc.encode_notification(COMPLETED, {"elicitationId": id})
+    params: dict[str, Any] = {"elicitationId": id}
+    return rpc.encode_notification(COMPLETED, {**params, "_meta": meta} if meta else params)
 
 
 async def ask(

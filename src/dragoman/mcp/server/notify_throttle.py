@@ -8,23 +8,32 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from time import monotonic
+from typing import Any
+
+from dragoman.core.call import NOTHING
+from dragoman.wire.json import encode
 
 REST = 4.0
 """After notifying for t seconds, the throttle pauses for REST x t seconds."""
 OWED = 0.5
 """Seconds of pause that may accumulate before notifications are put off."""
 MAX_PUT_OFF = 1_100
+MAX_META = 4_096
+"""Bytes that a change which is put off may bring along."""
+Meta = Mapping[str, Any]
+Notify = Callable[[str, str, Meta], None]
 
 
 class NotifyThrottle:
-    def __init__(self, notify: Callable[[str, str], None]) -> None:
-        """`notify` gets the changed resource, and the subscribed one that it is or is part of."""
+    def __init__(self, notify: Notify) -> None:
+        """`notify` gets the changed resource, the subscribed one that it is or is part of, and what
+        its server said with the change."""
         self._notify = notify
         self._free_at = 0.0
         """When no pause is owed any more."""
-        self._put_off: OrderedDict[str, str] = OrderedDict()
+        self._put_off: OrderedDict[str, tuple[str, Meta]] = OrderedDict()
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
@@ -35,18 +44,20 @@ class NotifyThrottle:
         """Seconds of pause."""
         return max(0.0, self._free_at - monotonic())
 
-    def add(self, name: str, subscribed: str) -> None:
-        """Notifies now or later."""
+    def add(self, name: str, subscribed: str, meta: Meta = NOTHING) -> None:
+        """Notifies now or later. `meta` of several changes is that of the last one."""
         if not self._put_off and self.owed <= OWED:
-            self.run(self._notify, name, subscribed)
+            self.run(self._notify, name, subscribed, meta)
             return
         if len(self._put_off) >= MAX_PUT_OFF:
-            name = subscribed  # there are fewer of these
-        self._put_off[name] = subscribed
+            name, meta = subscribed, NOTHING  # there are fewer of these
+        if meta and len(encode(meta)) > MAX_META:
+            meta = NOTHING
+        self._put_off[name] = subscribed, meta
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self.owed, self._resume)
 
-    def run(self, work: Callable[..., None], *arguments: str) -> None:
+    def run(self, work: Callable[..., None], *arguments: Any) -> None:
         """Runs `work` now and adds the pause that it costs."""
         begun = monotonic()
         work(*arguments)
@@ -61,6 +72,7 @@ class NotifyThrottle:
     def _resume(self) -> None:
         self._timer = None
         while self._put_off and self.owed <= OWED:
-            self.run(self._notify, *self._put_off.popitem(last=False))
+            name, (subscribed, meta) = self._put_off.popitem(last=False)
+            self.run(self._notify, name, subscribed, meta)
         if self._put_off:
             self._timer = asyncio.get_running_loop().call_later(self.owed, self._resume)

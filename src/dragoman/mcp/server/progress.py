@@ -96,6 +96,8 @@ def build_progress(token: Any, update: Progress, revision: Revision) -> dict[str
         params["total"] = update.total
     if update.message is not None and revision.has_progress_messages:
         params["message"] = update.message
+    if update.meta:
+        params["_meta"] = update.meta
     return params
 
 
@@ -103,4 +105,6 @@ def encode_note(update: LogMessage) -> bytes:
     params: dict[str, Any] = {"level": update.level, "data": update.data}
     if update.logger is not None:
         params["logger"] = update.logger
+    if update.meta:
+        params["_meta"] = update.meta
     return rpc.encode_notification("notifications/message", params)

@@ -18,6 +18,7 @@ from typing import Any
 
 from dragoman.core import events
 from dragoman.core.background import Background, resolve
+from dragoman.core.call import NOTHING
 from dragoman.core.errors import HubError, Overloaded, ShuttingDown
 from dragoman.core.hub import CallOptions, Hub
 from dragoman.core.principal import Principal
@@ -107,15 +108,14 @@ class ListenStream:
         self.subscribed: dict[str, str] = {}
         self.tasks: TaskSubscription | None = None
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.early: dict[str, None] | None = {}
+        self.early: dict[str, Mapping[str, Any]] | None = {}
         """Resources that changed before the acknowledgement, which must be the first message."""
         self.unsent: dict[bytes, None] | None = None
         """Messages that could not be sent yet."""
 
     def encode(self, method: str, **params: Any) -> bytes:
-        return rpc.encode_notification(
-            method, {**params, "_meta": {revisions.SUBSCRIPTION_KEY: self.id}}
-        )
+        meta = {**params.get("_meta", NOTHING), revisions.SUBSCRIPTION_KEY: self.id}
+        return rpc.encode_notification(method, {**params, "_meta": meta})
 
     def send_task(self, task: ToolTask) -> bool:
         detailed = render_detailed(task, self.revision, self.features)
@@ -323,9 +323,9 @@ class Subscriptions:
         acknowledged = "notifications/subscriptions/acknowledged"
         if not stream.push(stream.encode(acknowledged, notifications=granted)):
             return False
-        early, stream.early = stream.early or (), None
-        for uri in early:
-            self._send(stream, stream.encode(_UPDATED, uri=uri))
+        early, stream.early = stream.early or NOTHING, None
+        for uri, meta in early.items():
+            self._send(stream, stream.encode(_UPDATED, uri=uri, _meta=meta))
         if stream.tasks is not None:
             stream.tasks.begin()
         return True
@@ -547,7 +547,7 @@ class Subscriptions:
     def _notify_completed(self, event: events.ElicitationCompleted) -> None:
         client = self._clients.find(event.client)
         if client is not None:
-            client.notify(client_questions.encode_elicitation_complete(event.id))
+            client.notify(client_questions.encode_elicitation_complete(event.id, event.meta))
 
     def _notify_log(self, event: events.ServerLogged) -> None:
         """Sends a log line that belongs to no call. A line from a client's own connection goes to
@@ -580,17 +580,18 @@ class Subscriptions:
     def _on_updated(self, event: events.ResourceUpdated) -> None:
         name = next((one for one in _list_parents(event.name) if one in self._subscribers), None)
         if name is not None and not self._closed:
-            self._throttle.add(event.name, name)
+            self._throttle.add(event.name, name, event.meta)
 
-    def _notify_updated(self, changed: str, name: str) -> None:
+    def _notify_updated(self, changed: str, name: str, meta: Mapping[str, Any]) -> None:
         for subscriber, uri in tuple(self._subscribers.get(name, {}).items()):
             address = uri + changed[len(name) :]
             if isinstance(subscriber, ClientState):
-                subscriber.notify(rpc.encode_notification(_UPDATED, {"uri": address}))
+                params = {"uri": address, "_meta": meta} if meta else {"uri": address}
+                subscriber.notify(rpc.encode_notification(_UPDATED, params))
             elif subscriber.early is None:
-                self._send(subscriber, subscriber.encode(_UPDATED, uri=address))
+                self._send(subscriber, subscriber.encode(_UPDATED, uri=address, _meta=meta))
             elif len(subscriber.early) < MAX_LATE:
-                subscriber.early[address] = None
+                subscriber.early[address] = meta
 
     def _send(self, stream: ListenStream, message: bytes) -> None:
         if stream.unsent is None and stream.push(message):
