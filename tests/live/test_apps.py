@@ -181,7 +181,7 @@ def list_telling(session: wire.Session) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("more", [{}, {"elicitation": {}, "experimental": {"x": {"y": 1}}}])
-def test_servers_are_told_that_a_client_renders_apps(hub: RunningHub, more: dict[str, Any]) -> None:
+def test_servers_learn_that_a_client_renders_apps(hub: RunningHub, more: dict[str, Any]) -> None:
     able = {**RENDERS, **more}
     renders = wire.Session(hub.mcp_url, "2025-11-25", capabilities=able)
     plain = wire.Session(hub.mcp_url, "2025-11-25")
