@@ -126,9 +126,10 @@ class Catalog:
         self._by_name: dict[str, Tool] = {}
         self._by_alias: dict[str, Tool] = {}
         """By the aliases that each tool owns."""
-        self._by_fallback: dict[str, dict[str, Tool]] = {}
-        """By a name that may lead to several, then by canonical name; also what is quarantined."""
-        self._fallbacks_of: dict[str, list[tuple[str, str]]] = {}
+        self._by_fallback: dict[str, Tool] = {}
+        self._remote_names: dict[str, dict[str, str]] = {}
+        """Canonical names by the names that a target gives its tools, for targets with apps; built
+        when a name is looked for."""
         self._sorted: tuple[Tool, ...] | None = None
         self._listeners: list[Callable[[], None]] = []
         self.publishing = asyncio.Lock()
@@ -176,6 +177,7 @@ class Catalog:
 
     def _replace(self, target: str, brought: tuple[Tool, ...], result: ReviewResult) -> None:
         self._brought[target] = brought
+        self._remote_names.pop(target, None)
         was_held = target in self._quarantined_of
         self._note_review(target, brought, result)
         new = tuple(result.admitted)
@@ -185,13 +187,16 @@ class Catalog:
             for alias in list_aliases(tool):
                 if self._by_alias.get(alias) is tool:
                     del self._by_alias[alias]
+            for name in tool.fallback_names:
+                if self._by_fallback.get(name) is tool:
+                    del self._by_fallback[name]
         taken = [name for name in names if name in self._by_name]
         new = tuple(tool for tool in new if tool.name not in self._by_name)
         for tool in new:
             self._by_name[tool.name] = tool
+            for name in tool.fallback_names:
+                self._by_fallback.setdefault(name, tool)
         self._give_names(new)
-        if self.kind == TOOL:
-            self._give_fallbacks(target, brought)
         # An empty list of another kind is no change; tools are waited for.
         is_change = bool(new or self._offers.get(target) or self._quarantined_of.get(target))
         self._offers[target] = new
@@ -208,23 +213,6 @@ class Catalog:
             for alias in list_aliases(tool):
                 if owner(kind, alias) == tool.name:
                     self._by_alias[alias] = tool
-
-    def _give_fallbacks(self, target: str, brought: Iterable[Tool]) -> None:
-        for name, owner in self._fallbacks_of.pop(target, ()):
-            owners = self._by_fallback[name]
-            del owners[owner]
-            if not owners:
-                del self._by_fallback[name]
-        given = self._fallbacks_of[target] = []
-        for tool in brought:
-            found = self._by_name.get(tool.name) or self._quarantined.get(tool.name)
-            for name in {tool.remote_name, *tool.fallback_names} if found is not None else ():
-                owners = self._by_fallback.setdefault(name, {})
-                if found is not None and tool.name not in owners:
-                    owners[tool.name] = found
-                    given.append((name, tool.name))
-        if not given:
-            del self._fallbacks_of[target]
 
     def share_names(self, *first: str) -> None:
         """Assigns names that have become free, the named targets first."""
@@ -262,6 +250,7 @@ class Catalog:
             self.offer(target, ())
         self._offers.pop(target, None)
         self._brought.pop(target, None)
+        self._remote_names.pop(target, None)
 
     def find(self, name: str) -> Tool:
         """Finds a tool by name or alias; returns a `Nowhere` tool if unknown."""
@@ -279,17 +268,21 @@ class Catalog:
         return tool if tool is not None and view.includes(tool) else self._build_missing(name)
 
     def find_fallbacks(self, name: str, view: View) -> list[Tool]:
-        """Finds the tools that have `name` as a fallback, and those of targets with apps that are
-        called so by their target; none if a tool owns the name that is absent. A quarantined tool
-        is found as well, as a `Nowhere` tool: it must not lead to another one meanwhile."""
-        owners = self._by_fallback.get(name)
-        if owners is None or self.claims.find_owner(self.kind, name) is not None:
+        """Finds the tool that has `name` as a fallback, and those of targets with apps that their
+        target calls so; none if a tool owns the name that is absent. A quarantined tool is found as
+        well, as a `Nowhere` tool: its name must not lead to another one meanwhile."""
+        if self.claims.find_owner(self.kind, name) is not None:
             return []
-        found = []
-        for tool in owners.values():
-            stands_for = find_represented(tool)
-            leads = name in stands_for.fallback_names or stands_for.target.traits.has_apps
-            if leads and view.includes(stands_for):
+        tool = self._by_fallback.get(name)
+        found = [tool] if tool is not None and view.includes(tool) else []
+        for target, brought in self._brought.items():
+            if not brought or not brought[0].target.traits.has_apps:
+                continue
+            if target not in self._remote_names:
+                self._remote_names[target] = {one.remote_name: one.name for one in brought}
+            canonical = self._remote_names[target].get(name, "")
+            tool = self._by_name.get(canonical) or self._quarantined.get(canonical)
+            if tool is not None and view.includes(find_represented(tool)):
                 found.append(tool)
         return found
 
