@@ -1,8 +1,8 @@
 """A stdio MCP server that puts `_meta` into everything that it starts; standard library only.
 
 The tool `ask` sends progress, a log message and one request of each kind, and returns the answers;
-`visit` asks for a visit to a URL and reports at once that it is done; `change` announces a change
-of the resource `meta://it`. A completion returns its reference.
+`visit` asks for a visit to a URL and reports after the answer that it is done, `visit_early` before
+it; `change` announces a change of the resource `meta://it`. A completion returns its reference.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ CAPABILITIES = {
 LISTS: dict[str, dict[str, Any]] = {
     "tools/list": {
         "tools": [
-            {"name": name, "inputSchema": {"type": "object"}} for name in ("ask", "visit", "change")
+            {"name": name, "inputSchema": {"type": "object"}}
+            for name in ("ask", "visit", "visit_early", "change")
         ]
     },
     "prompts/list": {"prompts": [{"name": "it", "arguments": [{"name": "a"}]}]},
@@ -45,9 +46,9 @@ def notify(method: str, **params: Any) -> None:
     send({"method": f"notifications/{method}", "params": {**params, "_meta": META}})
 
 
-def ask(method: str, **params: Any) -> Any:
+def ask(method: str, params: dict[str, Any], is_complete: bool = False) -> Any:
     send({"id": method, "method": method, "params": {**params, "_meta": META}})
-    if params.get("mode") == "url":
+    if is_complete:
         notify("elicitation/complete", elicitationId=params["elicitationId"])
     for line in sys.stdin:
         message = json.loads(line)
@@ -60,10 +61,13 @@ def call(name: str, meta: dict[str, Any]) -> Any:
     if name == "ask":
         notify("progress", progressToken=meta.get("progressToken"), progress=1)
         notify("message", level="error", data="it")
-        roots = ask("roots/list")
-        return [roots, ask("elicitation/create", **FORM), ask("sampling/createMessage", **SAMPLING)]
+        roots = ask("roots/list", {})
+        return [roots, ask("elicitation/create", FORM), ask("sampling/createMessage", SAMPLING)]
     if name == "visit":
-        return ask("elicitation/create", **URL)
+        ask("elicitation/create", URL)
+        return notify("elicitation/complete", elicitationId="e-1")
+    if name == "visit_early":
+        return ask("elicitation/create", URL, is_complete=True)
     return notify("resources/updated", uri="meta://it")
 
 

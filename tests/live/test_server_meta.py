@@ -52,6 +52,7 @@ def request(client: wire.Stdio, method: str, **params: Any) -> tuple[Any, dict[s
         if "method" not in message:
             assert message["id"] == 1
             return message, came
+        assert message["method"] not in came, "each comes once"
         came[message["method"]] = message["params"]
         if "id" in message:
             result = ANSWERS[message["method"]]
@@ -69,13 +70,11 @@ def test_meta_of_questions_progress_and_logs_reaches_the_client(client: wire.Std
     assert {method: came[method].get("_meta") for method in methods} == dict.fromkeys(methods, NOTE)
 
 
-def test_meta_of_a_completed_visit_reaches_the_client(client: wire.Stdio) -> None:
-    answer, came = call(client, "visit")
+@pytest.mark.parametrize("name", ["visit", "visit_early"])
+def test_meta_of_a_completed_visit_reaches_the_client(client: wire.Stdio, name: str) -> None:
+    answer, came = call(client, name)
     text_of(answer)
     method = "notifications/elicitation/complete"
-    while method not in came:  # it may follow the response
-        message = client.read()
-        came[message["method"]] = message["params"]
     assert came[method]["elicitationId"] == came["elicitation/create"]["elicitationId"]
     assert came["elicitation/create"]["_meta"] == came[method]["_meta"] == NOTE
 

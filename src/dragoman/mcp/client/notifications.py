@@ -25,6 +25,7 @@ LISTEN = "subscriptions/listen"
 NotificationSink = Callable[[str, Mapping[str, Any]], None]
 """Receives what belongs to no request: notifications, and questions that had to be refused."""
 
+MAX_VISITED = 64
 SEVERITY = {level: number for number, level in enumerate(LEVELS)}
 
 
@@ -71,6 +72,8 @@ class PendingServerRequests:
     def __init__(self, send: Callable[[bytes], None]) -> None:
         self._send = send
         self._open: dict[Any, UpstreamRequest] = {}
+        self._visited: dict[str, UpstreamRequest] = {}
+        """Answered URL elicitations, by their id: the server reports later that they are done."""
 
     def open(self, id: rpc.Id, method: str, params: Mapping[str, Any]) -> UpstreamRequest:
         key = rpc.build_key(id)
@@ -78,6 +81,10 @@ class PendingServerRequests:
         def reply(message: bytes) -> None:
             if self._open.get(key) is request:
                 del self._open[key]
+                if isinstance(id := params.get("elicitationId"), str):
+                    self._visited[id] = request
+                    if len(self._visited) > MAX_VISITED:
+                        del self._visited[next(iter(self._visited))]
                 self._send(message)
 
         request = self._open[key] = UpstreamRequest(id, method, params, reply)
@@ -93,13 +100,16 @@ class PendingServerRequests:
 
     def complete(self, params: Mapping[str, Any]) -> bool:
         """Handles `notifications/elicitation/complete`; False if it matches no open request."""
-        id, found = params.get("elicitationId"), False
-        for request in list(self._open.values()):
-            if isinstance(id, str) and request.params.get("elicitationId") == id:
-                found = True
-                if request.on_complete is not None:
-                    request.on_complete(select_meta(params))
-        return found
+        id = params.get("elicitationId")
+        if not isinstance(id, str):
+            return False
+        found = [one for one in self._open.values() if one.params.get("elicitationId") == id]
+        if (visited := self._visited.pop(id, None)) is not None:
+            found.append(visited)
+        for request in found:
+            if request.on_complete is not None:
+                request.on_complete(select_meta(params))
+        return bool(found)
 
 
 class RequestListener:

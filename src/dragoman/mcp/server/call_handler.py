@@ -182,7 +182,7 @@ class CallHandler:
         client, push, name, (tool, result) = request.client, request.push, parsed[0], asked
         if push is None or options.kind == COMPLETION:
             raise WorkFailed(f'"{name[:200]}" asks a question where none can be asked')
-        visited: list[str] = []
+        visited: list[client_questions.ClientRequest] = []
         for _ in range(client_questions.ROUNDS):
             questions = result.questions or {}
             if lack := client_questions.find_lack(questions, options.features):
@@ -204,7 +204,7 @@ class CallHandler:
             tool, result = await self.hub.call(client.principal, *parsed, again)
             if result.questions is None:
                 for one in visited:
-                    push(client_questions.encode_elicitation_complete(one))
+                    one.complete()  # unless its server has said so
                 return tool, result
         raise WorkFailed(f'"{name[:200]}" asked {client_questions.ROUNDS} times without a result')
 

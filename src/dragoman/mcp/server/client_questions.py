@@ -141,10 +141,14 @@ class ClientRequest:
             question.completed.add_done_callback(self._complete)
 
     def _complete(self, completed: asyncio.Future[Any]) -> None:
-        if not self.completed and not completed.cancelled():
+        if not completed.cancelled():
+            self.complete(completed.result() or NOTHING)
+
+    def complete(self, meta: Mapping[str, Any] = NOTHING) -> None:
+        """Notifies the client once that the elicitation is complete."""
+        if not self.completed:
             self.completed = True
-            id, meta = self.params["elicitationId"], completed.result()
-            self._push(encode_elicitation_complete(id, meta or NOTHING))
+            self._push(encode_elicitation_complete(self.params["elicitationId"], meta))
 
     def _withdraw(self, withdrawn: asyncio.Future[None]) -> None:
         self.cancel()
@@ -178,8 +182,8 @@ async def ask(
     revision: Revision,
     push: Push,
     seconds: float,
-) -> tuple[dict[str, Any], list[str]]:
-    """Waits for all answers; returns them and the ids of the elicitations whose URL was visited.
+) -> tuple[dict[str, Any], list[ClientRequest]]:
+    """Waits for all answers; returns them and the elicitations whose URL was visited.
     A question that is withdrawn meanwhile is cancelled at the client and has no answer."""
     if not questions:  # the server asks to be called again, later
         await asyncio.sleep(AGAIN_SECONDS)
@@ -199,8 +203,8 @@ async def ask(
                 if message is _WITHDRAWN:
                     continue
                 answers[key] = answer = _parse_answer(request.question, message)
-                if request.is_visited(answer) and not request.completed:
-                    visited.append(request.params["elicitationId"])
+                if request.is_visited(answer):
+                    visited.append(request)
         return answers, visited
     except TimeoutError:
         asked = "; ".join(question.text for question in questions.values())[:1000]
