@@ -11,13 +11,15 @@ from dragoman.core.access import TOKEN_EXPIRED
 from dragoman.core.principal import Principal
 from dragoman.core.question_handles import can_answer
 from dragoman.core.tool_filter import EVERYTHING
-from dragoman.mcp.protocol.revisions import R2024, R2503, R2506, R2511, Revision
+from dragoman.mcp.protocol.elicitation import select_carried
+from dragoman.mcp.protocol.revisions import APP_TYPE, APPS, R2024, R2503, R2506, R2511, Revision
 from dragoman.mcp.server import http_sessions as module
 from dragoman.mcp.server.client_state import ClientState
 from dragoman.mcp.server.http_sessions import HttpSession, HttpSessions
 from dragoman.mcp.server.replay_streams import NOTIFICATIONS
 from dragoman.wire.http import HttpRequest
 
+RENDERS: dict[str, Any] = {"extensions": {APPS: {"mimeTypes": [APP_TYPE]}}}
 KEY = bytes(range(32))
 ALICE, BOB = Principal("key", "alice"), Principal("key", "bob")
 
@@ -111,6 +113,7 @@ def test_session_survives_its_hub_for_its_owner_only() -> None:
         {"sampling": {"tools": {}}, "experimental": {"x": {}}},
         {"sampling": {"context": {}}, "roots": {}},
         {"sampling": {"tools": {}, "context": {}}},
+        {"roots": {}, **RENDERS},
         {"sampling": None, "roots": [], "elicitation": "yes"},
     ],
 )
@@ -122,6 +125,7 @@ def test_client_capabilities_and_name_survive_the_hub(features: dict[str, Any]) 
     assert later is not None
     for kind in ("form", "url", "sampling", "roots"):
         assert can_answer(kind, later.features) == can_answer(kind, features), kind
+    assert select_carried(later.features) == select_carried(features)
     sampling = features.get("sampling") or {}
     assert later.features.get("sampling", {}).keys() == sampling.keys()
     assert (later.client_name, later.client) == ("Été IDE", first.client)
