@@ -143,14 +143,15 @@ async def test_question_has_the_form_of_the_newest_revision(
         visit = await world.call("m.ask_url", {"key": "u"}, **how)
         assert visit.questions is not None
         (question,) = visit.questions.values()
-        assert dict(question.body) == {
+        body = {key: value for key, value in question.body.items() if key != "_meta"}
+        assert body == {
             "mode": "url",
             "message": "Please sign in.",
             "url": "https://example.com/sign-in?x=1",
         }
         needed = await world.call("m.need_url", {"key": "u"}, **how)
         assert needed.questions is not None
-        assert [dict(one.body) for one in needed.questions.values()] == [dict(question.body)]
+        assert [dict(one.body) for one in needed.questions.values()] == [body]
         form = await world.call("m.ask_form", {"key": "f"}, **how)
         assert form.questions is not None
         (asked,) = form.questions.values()

@@ -18,7 +18,12 @@ from dragoman.mcp.protocol.revisions import APPS, R2024, R2503, R2506, R2511, Re
 
 RENDERS: dict[str, Any] = {"extensions": {APPS: {"mimeTypes": ["text/html;profile=mcp-app"]}}}
 EXPERIMENTAL: dict[str, Any] = {"experimental": {"x": {}}}
-OWN_META = {"progressToken": 1, "io.modelcontextprotocol/related-task": {}, "x.test/y": 1}
+OWN_META = {
+    "progressToken": 1,
+    "io.modelcontextprotocol/related-task": {},
+    "dragoman.hub/chain": "of the call",
+    "x.test/y": 1,
+}
 ALL: dict[str, Any] = {
     "elicitation": {"form": {}, "url": {}},
     "sampling": {"tools": {}, "context": {}, "odd": {}},

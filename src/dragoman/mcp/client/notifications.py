@@ -17,7 +17,7 @@ from dragoman.core.call import (
     Updates,
     discard_update,
 )
-from dragoman.mcp.protocol.translate import select_meta
+from dragoman.mcp.protocol.translate import select_server_meta
 from dragoman.wire import rpc
 
 LISTEN = "subscriptions/listen"
@@ -108,7 +108,7 @@ class PendingServerRequests:
             found.append(visited)
         for request in found:
             if request.on_complete is not None:
-                request.on_complete(select_meta(params))
+                request.on_complete(select_server_meta(params))
         return bool(found)
 
 
@@ -177,7 +177,7 @@ def progress_from_params(params: Mapping[str, Any]) -> Progress | None:
     if progress is None:
         return None
     text = message[:1000] if isinstance(message, str) else None
-    return Progress(progress=progress, total=total, message=text, meta=select_meta(params))
+    return Progress(progress=progress, total=total, message=text, meta=select_server_meta(params))
 
 
 def _read_number(value: Any) -> float | None:
@@ -189,7 +189,9 @@ def log_message_from_params(params: Mapping[str, Any]) -> LogMessage | None:
     if not isinstance(level, str) or level not in SEVERITY or "data" not in params:
         return None
     name = logger[:200] if isinstance(logger, str) else None
-    return LogMessage(level=level, data=params["data"], logger=name, meta=select_meta(params))
+    return LogMessage(
+        level=level, data=params["data"], logger=name, meta=select_server_meta(params)
+    )
 
 
 def render_log_message(message: LogMessage) -> str:

@@ -63,7 +63,7 @@ from dragoman.mcp.protocol.translate import (
     request_from_call,
     result_from_mcp,
     result_from_reply,
-    select_meta,
+    select_server_meta,
 )
 from dragoman.processes.child_process import OutputRing
 from dragoman.wire.http import HolderClients
@@ -262,12 +262,12 @@ class Upstream:
         if method == MESSAGE:
             self._logs.write(params, client)
         elif method == UPDATED:
-            self.subscriptions.notify_updated(params.get("uri"), select_meta(params))
+            self.subscriptions.notify_updated(params.get("uri"), select_server_meta(params))
         elif method == COMPLETED:
             id = params.get("elicitationId")
             owner = self._url_elicitations.complete(id, client)
             if owner is not None:
-                self.bus.emit(ElicitationCompleted(owner, str(id), select_meta(params)))
+                self.bus.emit(ElicitationCompleted(owner, str(id), select_server_meta(params)))
         elif kinds := find_changed_kinds(method):
             self.lists.mark_changed(kinds, announced=True)
 

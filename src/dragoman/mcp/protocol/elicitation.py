@@ -13,7 +13,7 @@ from dragoman.core.call import FORM, ROOTS, SAMPLING, URL, Question
 from dragoman.core.errors import BadReply
 from dragoman.core.question_handles import MAX_QUESTIONS, can_answer
 from dragoman.mcp.protocol.revisions import CARRIED, R2506, R2511, TASKS, Revision
-from dragoman.mcp.protocol.translate import select_meta
+from dragoman.mcp.protocol.translate import select_server_meta
 
 URL_REQUIRED = -32042
 """2025-11-25, elicitation: the error that names URLs to be visited first."""
@@ -29,7 +29,7 @@ def question_from_request(method: Any, params: Any) -> Question | None:
     """Returns the question in a server's request, as the latest revision has it; None if it is not
     one."""
     params = params if isinstance(params, dict) else {}
-    meta = select_meta(params)
+    meta = select_server_meta(params)
     carried = {"_meta": meta} if meta else {}
     if method == "roots/list":
         return Question(ROOTS, carried)

@@ -316,11 +316,12 @@ def mcp_from_result(result: Result) -> dict[str, Any]:
     return value
 
 
+OWN_PREFIX = "dragoman.hub/"
 _USUAL_META = {MODERN_KEY, CAPABILITIES_KEY, CLIENT_KEY, LOG_LEVEL_KEY, "progressToken"}
 
 
 def select_meta(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `_meta` of a request or notification without what belongs to this hop."""
+    """Returns `_meta` of the request without what belongs to this hop."""
     meta = params.get("_meta")
     if not isinstance(meta, dict) or meta.keys() <= _USUAL_META:  # as with most requests
         return {}
@@ -329,3 +330,10 @@ def select_meta(params: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in meta.items()
         if key != "progressToken" and not key.startswith("io.modelcontextprotocol/")
     }
+
+
+def select_server_meta(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns `_meta` of what a server has started, for the client: likewise, and without members
+    of the hub itself, which a server may have copied from a call."""
+    found = select_meta(params)
+    return {key: value for key, value in found.items() if not key.startswith(OWN_PREFIX)}
