@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from dragoman.core.package_runners import explain_unpinned, find_unpinned_package
+from dragoman.core.package_runners import (
+    explain_broken_cache,
+    explain_unpinned,
+    find_installer,
+    find_unpinned_package,
+)
 
 
 @pytest.mark.parametrize(
@@ -52,3 +57,52 @@ def test_unpinned_package_is_found(line: str, package: str | None) -> None:
 def test_fix_names_the_package_without_its_range() -> None:
     assert explain_unpinned("npx", "@scope/one@latest")[1].endswith("@scope/one@VERSION")
     assert explain_unpinned("/bin/uvx", "one>=2")[1].endswith("one==VERSION")
+
+
+@pytest.mark.parametrize(
+    ("line", "installer"),
+    [
+        (["/usr/bin/npx", "-y", "one"], "npm"),
+        (["npm", "exec", "one"], "npm"),
+        (["npm", "run", "start"], ""),
+        (["pnpm", "dlx", "one"], "pnpm"),
+        (["yarn", "dlx", "one"], "yarn"),
+        (["bunx", "one"], "bun"),
+        (["uvx", "one"], "uv"),
+        (["uv", "tool", "run", "one"], "uv"),
+        (["uv", "run", "server.py"], "uv"),
+        (["uv", "pip", "list"], ""),
+        (["pipx", "run", "one"], "pipx"),
+        (["docker", "run", "-i", "one"], "docker"),
+        (["docker", "exec", "-i", "one"], ""),
+        (["sh", "-c", "exec npx -y one"], "npm"),
+        (["bash", "-c", "uvx 'one"], ""),
+        (["sh", "start.sh"], ""),
+        (["python3", "npx"], ""),
+    ],
+)
+def test_installer_of_a_package_runner_is_found(line: list[str], installer: str) -> None:
+    assert find_installer(line[0], line[1:]) == installer
+
+
+@pytest.mark.parametrize(
+    ("stderr", "folder"),
+    [
+        ("Error [ERR_UNSUPPORTED_DIR_IMPORT]: Directory import '/home/u/.npm/_npx/0cf3/node_modules"
+         "/zod/v4' is not supported resolving ES modules imported from /home/u/.npm/_npx/0cf3/x.js",
+         "/home/u/.npm/_npx/0cf3"),
+        ("Error [ERR_MODULE_NOT_FOUND]: Cannot find package 'zod/v4' imported from "
+         "/home/u/.npm/_npx/0cf3/node_modules/one/index.js", "/home/u/.npm/_npx/0cf3"),
+        ("Error: Cannot find module '/srv/a cache/_npx/99/node_modules/one/index.js'",
+         "/srv/a cache/_npx/99"),
+        ("Error [ERR_MODULE_NOT_FOUND]: Cannot find package 'zod' imported from "
+         "file:///srv/_npx/99/node_modules/one/index.js", "/srv/_npx/99"),
+        ("Error [ERR_MODULE_NOT_FOUND]: Cannot find package 'zod' imported from /srv/app.js", ""),
+        ("Error: no key was given\n    at /home/u/.npm/_npx/0cf3/node_modules/one/index.js", ""),
+    ],
+)  # fmt: skip
+def test_incomplete_npx_cache_is_recognised(stderr: str, folder: str) -> None:
+    found = explain_broken_cache(f"node:internal:1\n\n{stderr}\n\nNode.js v20.20.2\n")
+    assert bool(found) == bool(folder)
+    assert folder in found
+    assert f'delete the folder "{folder}"' in found or not folder

@@ -30,6 +30,7 @@ from dragoman.guards.timeout import Timeout
 from dragoman.guards.validate import compile_schema
 from dragoman.mcp.client.connector import Connector
 from dragoman.mcp.client.limits import UpstreamLimits
+from dragoman.mcp.client.server_start import Installations
 from dragoman.mcp.client.upstream import Upstream
 from dragoman.mcp.client.upstream_manager import UpstreamManager
 from dragoman.mcp.config import (
@@ -63,6 +64,7 @@ class UpstreamHub:
             lambda url, private: self.net.open_configured(url, allow_private=private),
         )
         self._limits = limits
+        self._installations = Installations(place)
         self.made: dict[str, Upstream] = {}
         self.updated: list[str] = []
         self.bus.observe(ResourceUpdated, lambda event: self.updated.append(event.name))
@@ -75,6 +77,7 @@ class UpstreamHub:
             self.bus,
             partial(compile_schema, check=entry.check_arguments),
             self._limits,
+            installations=self._installations,
         )
         return made
 

@@ -97,6 +97,31 @@ async def test_child_exit_is_described(children: Children, code: str, words: str
     assert raised.value.sent is False
 
 
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        (["Error [ERR_MODULE_NOT_FOUND]: Cannot find package 'x'", "    at resolve (a.js:1:2) {",
+          "  code: 'ERR_MODULE_NOT_FOUND'", "}", "", "Node.js v20.20.2"],
+         "from its stderr: Error [ERR_MODULE_NOT_FOUND]: Cannot find package 'x'"),
+        (["npm error code E404", "npm error 404 Not Found - GET https://registry/one",
+          "npm error A complete log of this run can be found in: /l"],
+         "from its stderr: npm error 404 Not Found - GET https://registry/one"),
+        (["Traceback (most recent call last):", "  raise ValueError('a')", "ValueError: a"],
+         "last line of its stderr: ValueError: a"),
+        (["pkg.errors.ConfigError: no key", "closing"],
+         "from its stderr: pkg.errors.ConfigError: no key"),
+        (["error: no such option", "usage: one"], "from its stderr: error: no such option"),
+        (["sh: 1: one: not found", "cleaning up"], "from its stderr: sh: 1: one: not found"),
+        (["Node.js v20.20.2"], "last line of its stderr: Node.js v20.20.2"),
+        (["starting", "bye"], "last line of its stderr: bye"),
+    ],
+)  # fmt: skip
+def test_reason_of_an_exit_is_the_line_that_names_an_error(lines: list[str], reason: str) -> None:
+    stderr = OutputRing()
+    stderr.write(("\n".join(lines) + "\n").encode())
+    assert stderr.read_reason() == reason
+
+
 async def test_process_with_the_id_of_an_exited_child_is_left_alone(children: Children) -> None:
     child = await children.start("pass")
     await asyncio.wait_for(child.exited, 60)

@@ -61,6 +61,8 @@ TRIAL_SECONDS = 1.0
 """How often a hub on a database server tries a transaction, for `/readyz`."""
 DRAIN_SECONDS = 5.0
 STOP_SECONDS = 3.5
+INSTALLER_STOP_SECONDS = 10.0
+"""How long servers may take to stop in the middle of an installation, which is undone."""
 LAST_SECONDS = 0.3
 MCP_BACKLOG = 512
 
@@ -342,7 +344,8 @@ class App:
         await _wait(STOP_SECONDS, parts.mcp.tasks.close())
         await _wait(STOP_SECONDS, parts.agents.stop())
         # Calls that still run fail now, and their clients get an answer.
-        await _wait(STOP_SECONDS, parts.upstreams.stop())
+        seconds = INSTALLER_STOP_SECONDS if parts.upstreams.is_installing else STOP_SECONDS
+        await _wait(seconds, parts.upstreams.stop())
         await _wait(STOP_SECONDS, parts.logins.close())
         if parts.cluster is not None:
             # A hub that has left the cluster stores nothing more.

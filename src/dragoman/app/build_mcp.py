@@ -21,6 +21,7 @@ from dragoman.guards.validate import compile_schema
 from dragoman.mcp.client.connector import Connector
 from dragoman.mcp.client.limits import UpstreamLimits
 from dragoman.mcp.client.placed_upstream import PlacedUpstream
+from dragoman.mcp.client.server_start import Installations
 from dragoman.mcp.client.upstream import Upstream
 from dragoman.mcp.client.upstream_manager import UpstreamManager
 from dragoman.mcp.config import ServerEntry
@@ -110,6 +111,8 @@ def build_upstreams(
         live.secrets,
     )
 
+    installations = Installations(home)
+
     def find_placed() -> Collection[str]:
         """The servers that run at one hub: they are programs, and have no logins."""
         return [one.name for one in live.config.mcp_servers if one.placement == "one"]
@@ -125,6 +128,7 @@ def build_upstreams(
             UpstreamLimits(question_secs=live.config.limits.question_secs),
             asker=clients,
             clients=open_account(entry) if entry.name not in find_placed() else None,
+            installations=installations,
         )
 
     if cluster is None:

@@ -73,6 +73,7 @@ class HubStatus:
                 "total": len(parts.upstreams),
                 "connected": parts.upstreams.count("connected"),
                 "starting": parts.upstreams.starting,
+                "starts": parts.upstreams.starts,
             },
             "tools": len(parts.catalogs.tools),
             "agents": {

@@ -410,6 +410,8 @@ def status(home: str | None, as_json: bool) -> None:
     print(f"  home      {place}")
     print(f"  address   {state['url'] or 'none (runs inside dragoman mcp)'}")
     print(f"  servers   {servers['connected']} of {servers['total']} connected")
+    for name, doing in servers.get("starts", {}).items():
+        print(f"  starting  {clean(f'{name} {doing}')}")
     print(f"  tools     {state['tools']}")
     _print_agents(state["agents"])
     print(f"  clients   {clients['stdio']} over stdio, {clients['http_sessions']} HTTP sessions")

@@ -11,7 +11,7 @@ from urllib.parse import quote
 import click
 
 from dragoman.cli.base.errors import USAGE, fail, say
-from dragoman.cli.base.hub_client import START_SECONDS, HubClient, connect_hub
+from dragoman.cli.base.hub_client import FIRST_START_SECONDS, HubClient, connect_hub
 from dragoman.cli.base.output import (
     clean,
     common_options,
@@ -212,7 +212,7 @@ def forget(target: str, home: str | None, as_json: bool) -> None:
 def _connect(home: str | None) -> Iterator[HubClient]:
     """Connects to a hub and waits until its servers have reported their definitions."""
     with connect_hub(home) as hub:
-        hub.wait_until_connected(START_SECONDS if hub.is_temporary else LOOK_SECONDS)
+        hub.wait_until_connected(FIRST_START_SECONDS if hub.is_temporary else LOOK_SECONDS)
         yield hub
 
 

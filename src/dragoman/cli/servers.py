@@ -29,7 +29,7 @@ from dragoman.cli.base.errors import (
 )
 from dragoman.cli.base.files import decode_text, read_bytes
 from dragoman.cli.base.hub_client import (
-    START_SECONDS,
+    FIRST_START_SECONDS,
     HubClient,
     connect_hub,
     connect_running,
@@ -99,7 +99,9 @@ def servers(ctx: click.Context, home: str | None, as_json: bool) -> None:
         return
     with connect_hub(home) as hub:
         # A running hub has usually tried all servers, so "starting" is an answer there.
-        hub.wait_until_connected(START_SECONDS if hub.is_temporary else LOOK_SECONDS, agents=False)
+        hub.wait_until_connected(
+            FIRST_START_SECONDS if hub.is_temporary else LOOK_SECONDS, agents=False
+        )
         found = hub.get("/api/mcp/servers")
     if as_json:
         return print_json(found)

@@ -1,4 +1,5 @@
-"""Commands that download a package and run it: does the command name one exact version of it?
+"""Commands that download a package and run it: does the command name one exact version of it, what
+does it install with, and did an installation end too early?
 
 Without a version, `npx` and `uvx` run the newest release at each start, so everybody who can
 publish the package can run code here.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Sequence
 
 _VALUED = {
@@ -40,6 +42,64 @@ _SUBCOMMANDS = {
 """Commands that mean a runner."""
 _EXACT = re.compile(r"v?\d+\.\d+[0-9A-Za-z.+!-]*")
 _LOCAL = re.compile(r"(\.{0,2}/|~|file:).*")
+
+
+_INSTALLERS = {
+    ("npx",): "npm",
+    ("npm", "exec"): "npm",
+    ("npm", "x"): "npm",
+    ("pnpm", "dlx"): "pnpm",
+    ("pnpx",): "pnpm",
+    ("yarn", "dlx"): "yarn",
+    ("bunx",): "bun",
+    ("bun", "x"): "bun",
+    ("uvx",): "uv",
+    ("uv", "tool", "run"): "uv",
+    ("uv", "run"): "uv",
+    ("pipx", "run"): "pipx",
+    ("deno", "run"): "deno",
+    ("docker", "run"): "docker",
+    ("podman", "run"): "podman",
+    ("nerdctl", "run"): "nerdctl",
+}
+"""What the first run of each of these commands installs with."""
+_SHELLS = frozenset({"sh", "bash", "zsh", "dash", "ash"})
+_BROKEN_CACHE = re.compile(
+    r"(?:ERR_UNSUPPORTED_DIR_IMPORT|MODULE_NOT_FOUND|Cannot find (?:module|package)|"
+    r"Directory import)[^\n]*?(?P<folder>/(?!/)[^\n'\"]*?/_npx/[0-9a-f]+)/"
+)
+
+
+def find_installer(command: str, args: Sequence[str]) -> str:
+    """Returns the program that installs packages when the command runs for the first time; empty if
+    it is no package runner."""
+    program = os.path.basename(command).removesuffix(".cmd").removesuffix(".exe")
+    if program in _SHELLS:
+        if len(args) < 2 or args[0] != "-c":
+            return ""
+        try:
+            words = shlex.split(args[1])
+        except ValueError:
+            return ""
+        words = words[1:] if words[:1] == ["exec"] else words
+        return find_installer(words[0], words[1:]) if words else ""
+    line = program, *args[:2]
+    for length in (1, 2, 3):
+        if (found := _INSTALLERS.get(line[:length])) is not None:
+            return found
+    return ""
+
+
+def explain_broken_cache(stderr: str) -> str:
+    """Says what to do if a package of an `npx` cache is incomplete, as an installation that was
+    killed leaves it: npm takes the folder for complete. Empty if that is not the reason."""
+    found = _BROKEN_CACHE.search(stderr)
+    if found is None:
+        return ""
+    return (
+        "its package seems incomplete, as an interrupted installation leaves it: delete the folder "
+        f'"{found["folder"]}" and start it again'
+    )
 
 
 def find_unpinned_package(command: str, args: Sequence[str]) -> str | None:

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from typing import NamedTuple, Self
 
 from dragoman.core.errors import Unreachable
 from dragoman.core.file_modes import make_private_folder
+from dragoman.core.package_runners import explain_broken_cache
 from dragoman.processes.config import ProcessLimits
 from dragoman.processes.descendants import DESCENDANTS
 from dragoman.processes.process_limits import set_limits
@@ -27,6 +29,10 @@ log = logging.getLogger(__name__)
 STDERR_BYTES = 64 * 1024
 END_SECONDS = 2.0
 """How long a child may take to exit after its stdin is closed; half of that again after SIGTERM."""
+INSTALLER_SECONDS = 20.0
+"""How long a package runner may take to exit after SIGTERM in the middle of an installation: npm
+removes what it has unpacked so far, in three to five seconds on a busy machine. One that is killed
+leaves a folder from which nothing starts any more."""
 GRACE_SECONDS = 0.1
 """Between a child's exit and the end of its output: whichever comes first, the other often follows.
 """
@@ -34,6 +40,16 @@ UNWRITTEN_BYTES = 16 * 1024 * 1024
 """Buffered for a child that does not read, before calls to it are refused."""
 MARK = "DRAGOMAN_CHILD"
 """Set in every child's environment, so that the processes that it started can be found."""
+
+
+_REASONS = (
+    re.compile(r"(?:^|[\s.])\w*(?:Error|Exception)\b(?: \[\w+\])?:|\b[Ee]rror:"),
+    re.compile(r"\w(?:Error|Exception)\b|not found|Not Found|\bERR_|^(?:FATAL|fatal)\b"),
+)
+"""Lines of a stderr that say why a program has failed, the best first."""
+_NO_REASON = re.compile(r"at |code: |throw |npm error A complete log|Node\.js v\d")
+"""How lines begin that surround the reason in what Node.js and npm write."""
+MAX_REASON = 300
 
 
 class OutputRing:
@@ -52,8 +68,25 @@ class OutputRing:
         return self._data[-self.limit :].decode("utf-8", "replace")
 
     def read_last_line(self) -> str:
-        lines = [line for line in self.read_text().splitlines() if line.strip()]
-        return lines[-1].strip()[:300] if lines else ""
+        lines = self._read_lines()
+        return lines[-1][:MAX_REASON] if lines else ""
+
+    def read_reason(self) -> str:
+        """Returns the last line that names an error, or else the last one; says which it is."""
+        lines = self._read_lines()
+        if not lines:
+            return ""
+        telling = [line for line in lines if not _NO_REASON.match(line)]
+        for pattern in _REASONS:
+            found = next((line for line in reversed(telling) if pattern.search(line)), None)
+            if found is not None and found != lines[-1]:
+                return f"from its stderr: {found[:MAX_REASON]}"
+            if found is not None:
+                break
+        return f"last line of its stderr: {lines[-1][:MAX_REASON]}"
+
+    def _read_lines(self) -> list[str]:
+        return [line.strip() for line in self.read_text().splitlines() if line.strip()]
 
 
 COMMON_VARIABLES = frozenset(
@@ -357,17 +390,20 @@ class ChildProcess:
             how = f"it was terminated by signal {name_signal(-code)}"
         else:
             how = f"it exited with status {code}"
-        last = self.stderr.read_last_line()
-        return f"{how}; last line of its stderr: {last}" if last else how
+        words = how, explain_broken_cache(self.stderr.read_text()), self.stderr.read_reason()
+        return "; ".join(filter(None, words))
 
-    async def terminate(self, seconds: float = END_SECONDS) -> None:
-        """Ends it and the processes that it started: closes stdin, then SIGTERM, then SIGKILL."""
+    async def terminate(
+        self, seconds: float = END_SECONDS, *, after_signal: float | None = None
+    ) -> None:
+        """Ends it and the processes that it started: closes stdin, then SIGTERM, then SIGKILL
+        `after_signal` seconds later, by default half of `seconds`."""
         DESCENDANTS.note_started(self.pid)  # after its exit they can no longer be attributed
         try:
             self.close_input()
             if self._closed or not await self._wait_exit(seconds):
                 _signal_group(self.process, signal.SIGTERM)
-                await self._wait_exit(seconds / 2)
+                await self._wait_exit(seconds / 2 if after_signal is None else after_signal)
         finally:  # also when this is cancelled
             DESCENDANTS.kill(self.pid)  # while its processes can still be attributed
             _signal_group(self.process, signal.SIGKILL)

@@ -79,6 +79,10 @@ class Descendants:
     def discard(self, pid: int) -> None:
         self._children.pop(pid, None)
 
+    def list_children(self, server: str) -> list[int]:
+        """Lists the processes that the hub has started for a server."""
+        return [pid for pid, child in self._children.items() if child.server == server]
+
     @contextlib.asynccontextmanager
     async def run_command(
         self, server: str, *command: str, has_input: bool = False, **options: Any

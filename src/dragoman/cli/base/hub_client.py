@@ -33,6 +33,9 @@ CALL_SECONDS = 90_000.0
 MAX_EVENT_BYTES = 64 * 1024 * 1024
 ANSWER_SECONDS = 30.0
 START_SECONDS = 60.0
+FIRST_START_SECONDS = 660.0
+"""How long a command waits for servers that a temporary hub starts: the first start of one may
+download packages, and the hub ends one that does nothing."""
 RESTART_SECONDS = 60.0
 WAITING_SECONDS = 2.0
 """How long a command waits for what a hub says that may wait for its database."""
@@ -142,7 +145,7 @@ class HubClient:
         self.is_temporary = is_temporary
         """Whether this command started the hub."""
         self._socket = socket_path
-        self._wait_seconds = START_SECONDS if is_temporary else CONNECT_SECONDS
+        self._wait_seconds = FIRST_START_SECONDS if is_temporary else CONNECT_SECONDS
 
     def get(self, path: str) -> Any:
         return self.send("GET", path, None, ANSWER_SECONDS)
@@ -173,7 +176,7 @@ class HubClient:
         path = f"/api/mcp/servers/{quote(name, safe='')}/restart"
         return self.send("POST", path, {}, RESTART_SECONDS, lambda: self._suggest_server(name))
 
-    def wait_for_server(self, name: str, seconds: float = START_SECONDS) -> dict[str, Any]:
+    def wait_for_server(self, name: str, seconds: float = FIRST_START_SECONDS) -> dict[str, Any]:
         """Returns the state of a server once it is connected or failed, or after `seconds`."""
         status = StatusLine()
         until = time.monotonic() + seconds
@@ -184,7 +187,9 @@ class HubClient:
                     fail(f'the hub has no server "{name}"; see: dragoman servers', NOT_FOUND)
                 if state["state"] != "starting" or time.monotonic() > until:
                     return state
-                status.show(f"connecting to {name} …")
+                doing = str(state.get("reason", ""))
+                is_long = doing.startswith("it has been ") or doing.startswith("it waits ")
+                status.show(f"connecting to {name} …" + (f" {doing}" if is_long else ""))
                 time.sleep(0.05)
         finally:
             status.clear()
@@ -268,7 +273,7 @@ class HubClient:
         return request_stream(self._socket, "POST", path, body, CALL_SECONDS, follow)
 
     def wait_until_connected(
-        self, seconds: float = START_SECONDS, *, agents: bool = True
+        self, seconds: float = FIRST_START_SECONDS, *, agents: bool = True
     ) -> list[str]:
         """Waits until the hub has tried all servers and agents, at most `seconds`; returns the
         names of those it is still connecting to."""
@@ -327,7 +332,10 @@ class HubClient:
         )
 
     def _wait(
-        self, is_enough: Callable[[], bool], seconds: float = START_SECONDS, agents: bool = True
+        self,
+        is_enough: Callable[[], bool],
+        seconds: float = FIRST_START_SECONDS,
+        agents: bool = True,
     ) -> list[str]:
         status = StatusLine()
         until = time.monotonic() + min(seconds, self._wait_seconds)

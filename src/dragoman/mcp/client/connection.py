@@ -23,6 +23,7 @@ from dragoman.core.tool import TOOL
 from dragoman.mcp.client.catalog_sync import KINDS
 from dragoman.mcp.client.legacy_sse import SseWire
 from dragoman.mcp.client.notifications import NotificationSink, RequestListener
+from dragoman.mcp.client.server_start import ServerStart
 from dragoman.mcp.client.session import SessionSpec, UpstreamSession
 from dragoman.mcp.client.session_choice import NONE
 from dragoman.mcp.client.streamable_http import HttpWire, UpstreamHttpError, WrongEra
@@ -58,6 +59,8 @@ class UpstreamConnection:
         self._connect = connect
         self.state = "starting"
         self.reason = ""
+        self.server_start: ServerStart | None = None
+        """The attempt to start its program, while that goes on."""
         self.session: UpstreamSession | None = None
         """The shared session; None while the server is not connected."""
         self.handshake_session: UpstreamSession | None = None
@@ -127,15 +130,25 @@ class UpstreamConnection:
             async with asyncio.timeout(seconds):
                 await asyncio.shield(self._settled)
         except TimeoutError:
-            name = self._upstream.name
+            name, doing = self._upstream.name, self.describe_start()
             raise TimedOut(
-                f'server "{name}" is still starting after {seconds:g} s; try again, or see: '
+                f'server "{name}" is still starting after {seconds:g} s'
+                f"{f' (it {doing})' if doing else ''}; try again, or see: "
                 f"dragoman servers logs {name}"
             ) from None
         session = self.session
         if session is None:
             raise self.build_login_problem() or self._build_unreachable()
         return session
+
+    def describe_start(self) -> str:
+        """Says what a start that takes long is doing, as in "it ..."; empty if there is none."""
+        return self.server_start.describe() if self.server_start is not None else ""
+
+    @property
+    def is_installing(self) -> bool:
+        """Whether to end the server now may end an installation."""
+        return self.server_start is not None and self.server_start.is_installing
 
     def build_login_problem(self) -> LoginRequired | None:
         """Builds the error if a login is needed: one for each call, which adds its trace."""
@@ -227,13 +240,21 @@ class UpstreamConnection:
     async def _open(self) -> UpstreamSession:
         """Opens the shared session and publishes what the server offers."""
         upstream, seconds = self._upstream, self.start_seconds
+        transport = upstream.entry.transport
+        start: ServerStart | None = None
+        if isinstance(transport, StdioTransport):
+            line = transport.command, *transport.args
+            most = max(seconds, upstream.limits.install_secs)
+            start = ServerStart(upstream.name, line, seconds, most, upstream.installations)
+            seconds = most
+        self.server_start = start
         session: UpstreamSession | None = None
         known = self.modern
         if upstream.clients is not None:
             self.list_holder = upstream.clients.find_list_holder()
         spec = self._spec._replace(holder=self.list_holder)
         try:
-            async with asyncio.timeout(seconds) as limit:
+            async with start.run() if start else asyncio.timeout(seconds) as limit:
                 session = await self._connect(upstream, seconds, spec)
                 upstream.lists.clear_changes()
                 left = (limit.when() or 0.0) - asyncio.get_running_loop().time()
@@ -248,8 +269,11 @@ class UpstreamConnection:
             if session is not None and session.modern and _is_era_refusal(error):
                 self.modern = False  # it declared the modern era and does not speak it
             if isinstance(error, TimeoutError):
-                raise TimedOut(f"it did not answer within {seconds:g} s") from None
+                why = start.explain_timeout() if start else None
+                raise TimedOut(why or f"it did not answer within {seconds:g} s") from None
             raise
+        finally:
+            self.server_start = None
         self.modern = session.modern
         if not session.modern:
             await self.close_handshake()  # all clients share this session from here on

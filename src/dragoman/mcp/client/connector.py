@@ -9,19 +9,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
 
 from dragoman.core.errors import BadReply, HubError, TargetFailed, Unreachable, WorkFailed
-from dragoman.core.package_runners import explain_unpinned, find_unpinned_package
+from dragoman.core.package_runners import (
+    explain_unpinned,
+    find_installer,
+    find_unpinned_package,
+)
 from dragoman.core.secret_references import SecretResolver, needs_resolver
 from dragoman.core.secret_rules import Author, SecretUse
 from dragoman.mcp.client.connection import HttpWireType
 from dragoman.mcp.client.jsonrpc_channel import Wire
 from dragoman.mcp.client.legacy_sse import SseWire
+from dragoman.mcp.client.server_start import build_folder_name
 from dragoman.mcp.client.session import BothErasAnswered, SessionSpec, UpstreamSession
 from dragoman.mcp.client.stdio import StdioWire
 from dragoman.mcp.client.streamable_http import HttpWire, UpstreamHttpError
@@ -114,7 +118,7 @@ class Connector:
     async def _connect_stdio(
         self, upstream: Upstream, transport: StdioTransport, seconds: float, spec: SessionSpec
     ) -> UpstreamSession:
-        folder = self.home / "servers" / re.sub(r"[^A-Za-z0-9_-]", "_", upstream.name)
+        folder = self.home / "servers" / build_folder_name(upstream.name)
         mark = f"{self.mark}:{upstream.name}"
         if not spec.is_main:  # all processes with the same mark are killed together
             mark = f"{self.mark}:{token_hex(8)} {upstream.name}"
@@ -137,7 +141,10 @@ class Connector:
             await wire.start(
                 os.path.expanduser(transport.command), transport.args, env, cwd, confine
             )
-            return await self._open(upstream, wire, seconds, modern, spec)
+            wire.may_install = bool(find_installer(transport.command, transport.args))
+            session = await self._open(upstream, wire, seconds, modern, spec)
+            wire.may_install = False
+            return session
 
         try:
             return await start(upstream.connection.modern)

@@ -13,7 +13,9 @@ class UpstreamLimits:
     """For the handshake, lists and other requests of the hub's own, where the server has no
     `timeout_secs`. Calls to such a server have the time that the hub gives to every call."""
     start_secs: float = 60.0
-    """The least for starting a child: the first run of `npx` downloads a package."""
+    """The least for starting a child, from the last sign that it or what it has started works."""
+    install_secs: float = 600.0
+    """The most for starting a child that works: the first run of `npx` downloads a package."""
     handshake_secs: float = 15.0
     """For a handshake with a server of the modern era, which may not answer it."""
     stop_secs: float = 10.0

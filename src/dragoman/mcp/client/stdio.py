@@ -11,7 +11,12 @@ from dragoman.core.read_pacing import Pace
 from dragoman.mcp.client.jsonrpc_channel import JsonRpcChannel
 from dragoman.mcp.client.notifications import NotificationSink
 from dragoman.mcp.protocol.framing import Deframer, Frame, OversizedFrame, Unrecoverable
-from dragoman.processes.child_process import ChildProcess, Confine, OutputRing
+from dragoman.processes.child_process import (
+    INSTALLER_SECONDS,
+    ChildProcess,
+    Confine,
+    OutputRing,
+)
 from dragoman.wire.json import MAX_BYTES
 
 DRAIN_BYTES = 64 * 1024 * 1024
@@ -25,6 +30,8 @@ class StdioWire(JsonRpcChannel):
         self._deframer = Deframer(MAX_BYTES, drain_limit=DRAIN_BYTES)
         self._stderr = stderr
         self._child: ChildProcess | None = None
+        self.may_install = False
+        """Whether it is a package runner whose program has not answered yet."""
 
     async def start(
         self, command: str, args: list[str], env: dict[str, str], cwd: str, confine: Confine
@@ -41,7 +48,8 @@ class StdioWire(JsonRpcChannel):
     async def close(self) -> None:
         self.mark_lost("it was stopped")
         if self._child is not None:
-            await self._child.terminate()
+            after = INSTALLER_SECONDS if self.may_install else None
+            await self._child.terminate(after_signal=after)
 
     def _send(self, message: bytes, meta: Mapping[str, Any]) -> None:
         if self._child is None:

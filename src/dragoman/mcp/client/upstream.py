@@ -45,6 +45,7 @@ from dragoman.mcp.client.limits import UpstreamLimits
 from dragoman.mcp.client.notifications import RequestListener, listener_from_call
 from dragoman.mcp.client.resource_subscriptions import ResourceSubscriptions
 from dragoman.mcp.client.server_logs import ServerLogs
+from dragoman.mcp.client.server_start import Installations
 from dragoman.mcp.client.session import UpstreamSession, announces_resources
 from dragoman.mcp.client.session_choice import SessionChoice
 from dragoman.mcp.client.upstream_lists import UpstreamLists
@@ -65,7 +66,7 @@ from dragoman.mcp.protocol.translate import (
     result_from_reply,
     select_server_meta,
 )
-from dragoman.processes.child_process import OutputRing
+from dragoman.processes.child_process import INSTALLER_SECONDS, OutputRing
 from dragoman.wire.http import HolderClients
 
 log = logging.getLogger(__name__)
@@ -89,6 +90,7 @@ class Upstream:
         limits: UpstreamLimits | None = None,
         asker: ClientAsker | None = None,
         clients: HolderClients | None = None,
+        installations: Installations | None = None,
     ) -> None:
         """`clients` send the credentials of logins; None for a server that has none."""
         self.entry = entry
@@ -98,6 +100,7 @@ class Upstream:
         """The timeout of requests that the hub sends for itself."""
         self.call_secs = entry.timeout_secs or FOREVER
         self.bus = bus
+        self.installations = installations or Installations()
         self.asker = asker
         self.clients = clients
         self.is_per_user = clients is not None and clients.is_per_user
@@ -148,14 +151,17 @@ class Upstream:
         self.connection.mark_stopped()
         # Only `wait` returns in time whatever it waits for: a task that ignores its cancellation
         # outlasts every `timeout` and `gather` around it.
+        seconds = self.limits.stop_secs
+        if self.connection.is_installing:
+            seconds += INSTALLER_SECONDS
         work = start_task(self._disconnect())
         try:
-            _, late = await asyncio.wait([work], timeout=self.limits.stop_secs)
+            _, late = await asyncio.wait([work], timeout=seconds)
         finally:
             work.cancel()
             self.connection.cancel()
         if late:
-            log.error('server "%s" did not stop within %g s', self.name, self.limits.stop_secs)
+            log.error('server "%s" did not stop within %g s', self.name, seconds)
         else:
             work.result()
 

@@ -122,6 +122,18 @@ class UpstreamManager:
         running = self._running.items()
         return [name for name, upstream in running if upstream.connection.state == "starting"]
 
+    @property
+    def starts(self) -> dict[str, str]:
+        """What each server is doing that has been starting for long."""
+        running = self._running.items()
+        doing = {name: upstream.connection.describe_start() for name, upstream in running}
+        return {name: text for name, text in doing.items() if text}
+
+    @property
+    def is_installing(self) -> bool:
+        """Whether to stop now may end an installation."""
+        return any(upstream.connection.is_installing for upstream in self._running.values())
+
     def find(self, name: str) -> Upstream | None:
         return self._running.get(name)
 
@@ -134,7 +146,9 @@ class UpstreamManager:
                 continue
             if _is_in_namespace(upstream, folded.removeprefix("mcp_")):
                 reason = upstream.connection.reason
+                doing = upstream.connection.describe_start()
                 state = f"not connected: {reason}" if reason else "still starting"
+                state += f" (it {doing})" if doing else ""
                 return upstream, f'server "{upstream.name}" is {state}'
         return None
 
@@ -268,7 +282,10 @@ class UpstreamManager:
         if upstream.sandbox_problem:
             state["sandbox_problem"] = upstream.sandbox_problem
         if session is None:
-            state["reason"] = connection.reason or "it is being connected"
+            doing = connection.describe_start()
+            state["reason"] = connection.reason or (
+                f"it {doing}" if doing else "it is being connected"
+            )
         elif session.server_info:
             state["server_info"] = session.server_info
         if problems := upstream.catalog.problems:
