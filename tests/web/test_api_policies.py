@@ -109,7 +109,9 @@ class Hub_:
             CarriedLabels(MemoryLabels()),
         )
         self.hub = Hub(catalogs, self.bus, stages, chains, engine)
-        self.side = PolicyService(home, self.audit, self.bus, shown, loaded, self.hub.find)
+        self.side = PolicyService(
+            home, self.audit, self.bus, shown, loaded, self.hub.find, lambda caller, tool: True
+        )
         catalog.offer(
             "work",
             [

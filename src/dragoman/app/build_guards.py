@@ -116,6 +116,7 @@ def build_guards(
         targets.find_facts,
         flows.find_names,
         stores.users.users if stores.users is not None else None,
+        profiles,
     )
     authorizer = GrantedAuthorizer(loaded.engine, profiles, offers, why_ended, live.views)
     chains = CallChains(
@@ -152,7 +153,9 @@ def build_guards(
         views=live.views,
         cluster=cluster,
     )
-    policies = PolicyService(home, stores.audit, bus, catalogs.callable, loaded, hub.find, shared)
+    policies = PolicyService(
+        home, stores.audit, bus, catalogs.callable, loaded, hub.find, authorizer.has_grant, shared
+    )
     approvals = LazyApprovals(
         stores.place, live, stores.audit, hub, chains, authorizer, why_ended, renew
     )

@@ -18,6 +18,7 @@ from dragoman.app.store_place import has_store, open_offline_place
 from dragoman.config import Config, load, slug_from_name
 from dragoman.core.catalog import Catalog
 from dragoman.core.errors import ConfigError, HubError
+from dragoman.core.local_agents import AgentProfiles, build_agent_principal
 from dragoman.core.principal import LOCAL, OWNER, USER, WORKFLOW, Principal
 from dragoman.core.tool import Tool
 from dragoman.core.tool_identity import RESERVED, fold_id
@@ -85,13 +86,14 @@ class KnownIds:
         principals: Iterable[Principal],
         registered: Iterable[str] = (),
         skills: Iterable[str] = (),
+        manifests: Iterable[str] = (),
     ) -> None:
-        """`registered` are the external agents that are not in the configuration; policies know
-        skills as servers."""
+        """`registered` are the external agents that are not in the configuration, `manifests` the
+        hub's own agents that are not; policies know skills as servers."""
         principals = list(principals)
         self._config = config
         self._servers = {*RESERVED, *(entry.name for entry in config.mcp_servers), *skills}
-        self._agents = {entry.name for entry in config.agents}
+        self._agents = {*(entry.name for entry in config.agents), *manifests}
         self._remote = {entry.name for entry in config.a2a.external_agents} | set(registered)
         self._served = {one.serves for one in principals if one.serves}
         self._users = {one.label for one in (*principals, OWNER, LOCAL)}
@@ -150,7 +152,10 @@ class LiveKnownIds:
         keys: KeyStore,
         catalogs: Mapping[str, Catalog],
         users: UserStore | None = None,
+        profiles: AgentProfiles | None = None,
     ) -> None:
+        """`profiles` are the hub's own agents."""
+        self._profiles = AgentProfiles() if profiles is None else profiles
         self._home = home
         self._live = live
         self._keys = keys
@@ -165,7 +170,8 @@ class LiveKnownIds:
 
     def list_principals(self) -> list[Principal]:
         found = list_principals(self._live.config, self._keys.list(), time.time())
-        return found + [user.build_principal(user.scopes) for user in self._list_users()]
+        found += [user.build_principal(user.scopes) for user in self._list_users()]
+        return found + [build_agent_principal(profile) for profile in self._profiles.list_all()]
 
     def _list_users(self) -> Sequence[UserRecord]:
         return self._users.list() if self._users is not None else ()
@@ -174,12 +180,17 @@ class LiveKnownIds:
         """Collects the ids if anything has changed. To be called on the event loop."""
         config, records, users = self._live.config, self._keys.list(), self._list_users()
         catalogs = self._catalogs.values()
-        state = [catalog.version for catalog in catalogs], records, users, config
+        versions = [*(catalog.version for catalog in catalogs), self._profiles.version]
+        state = versions, records, users, config
         if not self._collected or state != self._collected[0][0]:
             found = list_principals(config, records, time.time())
             found += [user.build_principal() for user in users]
             ids = KnownIds(
-                config, found, list_registered_agents(self._home), list_skills(self._home)
+                config,
+                found,
+                list_registered_agents(self._home),
+                list_skills(self._home),
+                [profile.name for profile in self._profiles.list_all()],
             )
             for tool in (tool for catalog in catalogs for tool in catalog.list_tools()):
                 ids.add(tool)
@@ -204,7 +215,8 @@ def load_known_ids(home: Path, now: float) -> EntityLookup:
             with closing(UsersDatabase(place)) as base:
                 principals += [user.build_principal() for user in UserStore(base).list()]
         registered, skills = list_registered_agents(place), list_skills(home)
-    return KnownIds(config, principals, registered, skills).is_known
+    manifests = list_manifest_agents(home)
+    return KnownIds(config, principals, registered, skills, manifests).is_known
 
 
 def list_configured(config: Config) -> list[str]:

@@ -35,6 +35,9 @@ FindTool = Callable[[str, View, str], Tool]
 """Resolves a name, limited to a view, of a kind; a tool that leads nowhere if unknown."""
 FindUser = Callable[[str], Principal | None]
 """Finds a user of an identity provider by the label; None if there can be none of that label."""
+HasGrant = Callable[[Principal, Tool], bool]
+"""Whether the grants of an agent name a tool; true for principals that are no agents."""
+_NO_GRANT = "its manifest does not grant it"
 
 
 class RecordedCalls:
@@ -106,9 +109,11 @@ class CurrentNames:
 def find_principal(
     name: str, principals: Sequence[Principal], roles: tuple[str, ...] | None, find_user: FindUser
 ) -> Principal:
-    """Finds a principal by its label, its key's name, or `agent:NAME` for an agent with a key. With
-    `roles`, returns it as if it had these, even if there is no such principal."""
-    one = next((each for each in principals if name in _list_names(each)), None)
+    """Finds a principal by its label, its key's name, or `agent:NAME` for an agent of the hub or
+    one with a key. With `roles`, returns it as if it had these, even if there is no such
+    principal."""
+    one = next((each for each in principals if name == each.label), None)
+    one = one or next((each for each in principals if name in _list_names(each)), None)
     one = one or find_user(name)
     if one is None and roles is None:
         near = find_nearest(name, (each.label for each in principals))
@@ -283,12 +288,29 @@ def refuse_scope(
     return {"needed": f"{why}; besides, {describe_need(found)['needed']}"}
 
 
-def render_verdict(name: str, row: Mapping[str, Any], caller: Principal) -> dict[str, Any]:
+def refuse_grant(found: Mapping[str, Any], caller: Principal, tool: Tool | None) -> dict[str, Any]:
+    """Says what a decision of the policies does not: that the grants of an agent do not name the
+    tool, whatever the policies permit."""
+    name = tool.name if tool is not None else ""
+    why = f'the manifest of agent "{caller.id}" does not grant "{name}"'
+    fix = f"name the tool, or its server, skill or agent, in the manifest of {caller.id}"
+    if found["decision"] == "permit":
+        return {"allowed": False, "words": f"denied: {why}", "needed": fix}
+    return {"needed": f"{fix}; besides, {describe_need(found)['needed']}"}
+
+
+def render_verdict(
+    name: str, row: Mapping[str, Any], caller: Principal, *, has_grant: bool = True
+) -> dict[str, Any]:
+    none: dict[str, Any]
     if CALL not in caller.rights:
         missing = describe_missing_scope(caller, CALL)
-        none: dict[str, Any] = {"approval": False, "policies": [], "why": missing}
+        none = {"approval": False, "policies": [], "why": missing}
         listed = LIST in caller.rights and row["list"] == "permit"
         return {"name": name, "allowed": False, "listed": listed, **none}
+    if not has_grant:
+        none = {"approval": False, "policies": [], "why": _NO_GRANT}
+        return {"name": name, "allowed": False, "listed": False, **none}
     allowed = row["call"] in ("permit", "approval")
     why = "; ".join(row["errors"]) or ("" if allowed else "no policy permits it")
     return {

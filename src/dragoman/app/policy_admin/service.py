@@ -21,11 +21,13 @@ from dragoman.app.policy_admin.queries import (
     PROPOSED,
     CurrentNames,
     FindTool,
+    HasGrant,
     RecordedCalls,
     describe_need,
     find_principal,
     find_tool,
     propose_policies,
+    refuse_grant,
     refuse_scope,
     render_headline,
     render_verdict,
@@ -37,6 +39,7 @@ from dragoman.core.bus import Bus
 from dragoman.core.catalog import Catalog
 from dragoman.core.errors import ConfigError, InvalidInput, Overloaded, ShuttingDown, StorageFailed
 from dragoman.core.events import PolicyChanged
+from dragoman.core.local_agents import AGENT, AgentProfiles
 from dragoman.core.ports import ADMIN_ACTIONS, AuditLog
 from dragoman.core.principal import Principal
 from dragoman.core.scopes import LIST, POLICIES
@@ -90,11 +93,12 @@ def load_policies(
     find_facts: Callable[[str], TargetFacts | None],
     find_flows: FindFlows = find_declared_flows,
     users: UserStore | None = None,
+    profiles: AgentProfiles | None = None,
 ) -> LoadedPolicies:
     config = live.config
     folder = PolicyFolder(home / config.policy.folder)
     folder.clean()
-    known_ids = LiveKnownIds(home, live, keys, catalogs, users)
+    known_ids = LiveKnownIds(home, live, keys, catalogs, users, profiles)
     engine = PolicyEngine(
         loader.load_policies(folder.path, known_ids.is_known),
         facts=find_facts,
@@ -125,10 +129,11 @@ class PolicyService:
         catalogs: Mapping[str, Catalog],
         loaded: LoadedPolicies,
         find_tool: FindTool,
+        has_grant: HasGrant,
         shared: SharedPolicies | None = None,
     ) -> None:
-        """`find_tool` resolves a name as a call would. `shared` keeps the folder the same as those
-        of other hubs."""
+        """`find_tool` resolves a name as a call would. `has_grant` tells whether the grants of an
+        agent name a tool. `shared` keeps the folder the same as those of other hubs."""
         self._shared = shared
         self._home = home
         self._audit = audit
@@ -136,6 +141,7 @@ class PolicyService:
         self._catalogs = catalogs
         self.engine, self.folder, self._known_ids = loaded.engine, loaded.folder, loaded.known_ids
         self._find_tool = find_tool
+        self._has_grant = has_grant
         self._author = FILES
         """Who makes the change that is being reloaded."""
         self._changing = asyncio.Lock()
@@ -339,6 +345,7 @@ class PolicyService:
         listed = None
         if on is not None:
             listed = LIST in caller.rights and self.engine.can_see(caller, on, "api")
+            listed = listed and self._has_grant(caller, on)
         name = on.name if on is not None else ""
         return {
             **found,
@@ -350,7 +357,11 @@ class PolicyService:
             **describe_need(found),
             # Assumed roles are a question about the policies alone.
             **(refuse_scope(found, caller, context.get("scopes", ())) if roles is None else {}),
+            **(refuse_grant(found, caller, on) if self._lacks_grant(caller, on) else {}),
         }
+
+    def _lacks_grant(self, caller: Principal, tool: Tool | None) -> bool:
+        return tool is not None and not self._has_grant(caller, tool)
 
     def _find_principal(self, name: str, roles: tuple[str, ...] | None) -> Principal:
         known = self._known_ids
@@ -364,7 +375,10 @@ class PolicyService:
             rows += queries.list_who_can(self.engine, on, callers[begin : begin + BATCH])
             await asyncio.sleep(0)  # lets calls proceed
         verdicts = [
-            {**render_verdict(row["caller"], row, caller), "agent": caller.serves}
+            {
+                **render_verdict(row["caller"], row, caller, has_grant=self._has_grant(caller, on)),
+                "agent": caller.serves if caller.kind != AGENT else "",
+            }
             for caller, row in zip(callers, rows, strict=True)
         ]
         return {"tool": on.name, **self._describe_set(), "principals": verdicts}
@@ -377,7 +391,11 @@ class PolicyService:
             rows += queries.list_what_can(self.engine, caller, tools[begin : begin + BATCH])
             await asyncio.sleep(0)  # lets calls proceed
         verdicts = [
-            {**render_verdict(row["tool"], row, caller), "kind": row["kind"]} for row in rows
+            {
+                **render_verdict(row["tool"], row, caller, has_grant=self._has_grant(caller, tool)),
+                "kind": row["kind"],
+            }
+            for tool, row in zip(tools, rows, strict=True)
         ]
         return {"principal": caller.label, **self._describe_set(), "tools": verdicts}
 
