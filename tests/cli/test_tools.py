@@ -11,6 +11,8 @@ import pytest
 from tests.cli.terminal import WAIT_SECONDS, Terminal
 from tests.peers.process import processes_at_home, server_entry
 
+from dragoman.cli.base.hub_client import connect_running
+
 HELLO = Path(__file__).parent.parent.parent / "examples" / "hello" / "hello_server.py"
 
 
@@ -178,6 +180,22 @@ def test_hanging_server_does_not_block_calls_to_another(terminal: Terminal) -> N
     assert terminal.quick("call", "hello.add", "a=1", "b=2").out == "3\n"
     assert time.monotonic() - begun < 30
     assert "starting" in terminal.quick("servers").out
+
+
+def test_unknown_name_waits_only_for_servers_that_could_have_it(terminal: Terminal) -> None:
+    other = server_entry("other", "faulty_server", "hang", prefix="stu")
+    terminal.configure(server_entry("stuck", "faulty_server", "hang"), other, hello())
+    terminal.up()
+    assert terminal.quick("call", "hello.add", "a=1", "b=2").out == "3\n"
+    hub = connect_running(str(terminal.home))
+    assert hub is not None
+    names = ("hello.ad", "mcp_hello_ad", "stuck.ad", "stu.ad", "nope")
+    assert [hub._is_answered(name) for name in names] == [True, True, False, False, False]
+    assert "hello_add" in terminal.quick("tools", "--server", "hello").out
+    missing = terminal.quick("call", "nope")
+    assert missing.code == 5
+    assert "waiting for stuck, other, which the hub is connecting to" in missing.err
+    assert "waiting" not in terminal.quick("call", "hello.ad").err
 
 
 def test_home_option_works_before_and_after_the_command(terminal: Terminal) -> None:

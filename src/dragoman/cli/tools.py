@@ -85,7 +85,7 @@ def search(
 
 def _list_tools(home: str | None, as_json: bool, of: str | None, words: list[str]) -> None:
     with connect_hub(home) as hub:
-        starting = hub.wait_until_connected()
+        starting = hub.wait_until_connected(only=of)
         states = hub.list_servers()
         for agent in hub.get("/api/a2a/agents")["agents"]:
             failed = agent["health"] == "unreachable"

@@ -27,6 +27,7 @@ from dragoman.cli.base.errors import (
 )
 from dragoman.cli.base.output import StatusLine, clean
 from dragoman.core.errors import HubError
+from dragoman.core.tool_identity import fold_server_name
 
 CALL_SECONDS = 90_000.0
 """Longer than the longest tool timeout: the hub ends a call, not the command."""
@@ -39,6 +40,10 @@ download packages, and the hub ends one that does nothing."""
 RESTART_SECONDS = 60.0
 WAITING_SECONDS = 2.0
 """How long a command waits for what a hub says that may wait for its database."""
+SAY_SECONDS = 3.0
+"""After how long a command says what it waits for where it cannot show it meanwhile."""
+MAX_NAMED = 5
+STARTING = "starting"
 CONNECT_SECONDS = 10.0
 """How long a command waits for servers that a running hub is still connecting to."""
 
@@ -185,7 +190,7 @@ class HubClient:
                 state = next((one for one in self.list_servers() if one["name"] == name), None)
                 if state is None:
                     fail(f'the hub has no server "{name}"; see: dragoman servers', NOT_FOUND)
-                if state["state"] != "starting" or time.monotonic() > until:
+                if state["state"] != STARTING or time.monotonic() > until:
                     return state
                 doing = str(state.get("reason", ""))
                 is_long = doing.startswith("it has been ") or doing.startswith("it waits ")
@@ -195,13 +200,13 @@ class HubClient:
             status.clear()
 
     def get_tool(self, name: str) -> Any:
-        self._wait(lambda: self._look_up(name) is not None)
+        self._wait(lambda: self._is_answered(name))
         path = f"/api/tools/{quote(name, safe='')}"
         return self.send("GET", path, None, ANSWER_SECONDS, lambda: self._explain_missing(name))
 
     def find_tool(self, name: str) -> Any | None:
         """Returns the tool, or None. Unlike a call of an unknown tool, this is not audited."""
-        self._wait(lambda: self._look_up(name) is not None)
+        self._wait(lambda: self._is_answered(name))
         return self._look_up(name)
 
     def call(
@@ -220,7 +225,7 @@ class HubClient:
         message of an invalid-arguments error. `more` is sent along: the question kinds that can be
         answered (`can`), or `answers` with their `handle`.
         """
-        self._wait(lambda: self._look_up(name) is not None)
+        self._wait(lambda: self._is_answered(name), is_said=True)
         hints = {NOT_FOUND: lambda: self._explain_missing(name), USAGE: hint}
         body = {"arguments": arguments, **more}
         return self._call_path(build_call_path(name), name, body, seconds, progress, hints)
@@ -273,11 +278,20 @@ class HubClient:
         return request_stream(self._socket, "POST", path, body, CALL_SECONDS, follow)
 
     def wait_until_connected(
-        self, seconds: float = FIRST_START_SECONDS, *, agents: bool = True
+        self,
+        seconds: float = FIRST_START_SECONDS,
+        *,
+        agents: bool = True,
+        only: str | None = None,
     ) -> list[str]:
-        """Waits until the hub has tried all servers and agents, at most `seconds`; returns the
-        names of those it is still connecting to."""
-        return self._wait(lambda: False, seconds, agents)
+        """Waits until the hub has tried all servers and agents, or server `only`, at most
+        `seconds`; returns the names of those it is still connecting to."""
+
+        def is_enough() -> bool:
+            states = {one["name"]: one["state"] for one in self.list_servers()} if only else {}
+            return states.get(only, STARTING) != STARTING
+
+        return self._wait(is_enough, seconds, agents)
 
     def list_quarantined(self) -> list[dict[str, Any]]:
         """Lists the pins that wait for approval; empty if this user may not see them."""
@@ -312,6 +326,27 @@ class HubClient:
         except HubProblem:
             return None
 
+    def _is_answered(self, name: str) -> bool:
+        """Whether no server that is still starting can have the tool that is not there yet."""
+        return self._look_up(name) is not None or self._is_of_connected_server(name)
+
+    def _is_of_connected_server(self, name: str) -> bool:
+        """Whether the name begins like those of a connected server, and of none that starts."""
+        try:
+            found = self._request("GET", "/api/mcp/servers", None)
+        except HubProblem:
+            return False
+        prefixes = {entry["name"]: entry.get("prefix") for entry in found["configured"]}
+        folded = fold_server_name(name).removeprefix("mcp_")
+        states = []
+        for server in found["connected"]:
+            prefix = prefixes.get(server["name"])
+            spaces = {fold_server_name(one) for one in (server["name"], prefix) if one}
+            heads = tuple(f"{space}{mark}" for space in spaces for mark in "._")
+            if folded.startswith(heads) or (prefix == "" and server["state"] == STARTING):
+                states.append(server["state"])
+        return bool(states) and STARTING not in states
+
     def _explain_missing(self, name: str) -> str:
         """Says why a tool is missing: its server or agent is unavailable, or the name is wrong."""
         for server in self.list_servers():
@@ -336,12 +371,22 @@ class HubClient:
         is_enough: Callable[[], bool],
         seconds: float = FIRST_START_SECONDS,
         agents: bool = True,
+        *,
+        is_said: bool = False,
     ) -> list[str]:
-        status = StatusLine()
+        """With `is_said`, a wait that takes long is said even where there is no terminal."""
+        status, begun = StatusLine(), time.monotonic()
         until = time.monotonic() + min(seconds, self._wait_seconds)
         connecting = self._list_connecting(agents)
         while connecting and time.monotonic() < until and not is_enough():
             status.show(f"waiting for {', '.join(connecting)} …")
+            if is_said and time.monotonic() - begun > SAY_SECONDS and not sys.stderr.isatty():
+                is_said = False
+                more = len(connecting) - MAX_NAMED
+                names = ", ".join(connecting[:MAX_NAMED]) + (
+                    f" and {more} more" if more > 0 else ""
+                )
+                say(f"waiting for {names}, which the hub is connecting to")
             time.sleep(0.05)
             connecting = self._list_connecting(agents)
         status.clear()
