@@ -44,6 +44,7 @@ from dragoman.cli.base.output import (
     print_result,
     print_table,
 )
+from dragoman.cli.base.token_costs import render_heavy_list
 from dragoman.cli.clients import import_plan
 from dragoman.cli.clients.import_command import ImportJob
 from dragoman.cli.clients.import_plan import FoundServer, ServerPlan
@@ -103,6 +104,7 @@ def servers(ctx: click.Context, home: str | None, as_json: bool) -> None:
             FIRST_START_SECONDS if hub.is_temporary else LOOK_SECONDS, agents=False
         )
         found = hub.get("/api/mcp/servers")
+        remark = render_heavy_list(hub)
     if as_json:
         return print_json(found)
     if not found["connected"]:
@@ -116,6 +118,8 @@ def servers(ctx: click.Context, home: str | None, as_json: bool) -> None:
         rows.append((server["name"], server["state"], revision, sandbox, tools, words))
     headings = ["NAME", "STATE", "REVISION", "SANDBOX", "TOOLS", "REMARKS"]
     print_table(headings, rows, whole=True)
+    if remark is not None:
+        say(remark)
 
 
 @servers.command(short_help="Show a server's entry, state and tools.")

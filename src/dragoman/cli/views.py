@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
 import click
 
-from dragoman.cli.base.hub_client import connect_hub
+from dragoman.cli.base.errors import UnreadableFile
+from dragoman.cli.base.hub_client import connect_hub, resolve_home
 from dragoman.cli.base.output import common_options, print_json, print_table
+from dragoman.cli.base.toml_edit import append_toml, parse_toml, render_value
 from dragoman.cli.completion import complete_views
+
+BUDGET_VIEW = "search"
+_EVERYTHING = "Everything, found by search where the list is long"
 
 
 @click.group()
@@ -21,6 +27,7 @@ def views() -> None:
     dragoman views show ide
     dragoman views cost
     dragoman views cost ide --client cursor
+    dragoman views budget 8000
 
     A view is a part of the hub with a name: [[views]] in config.toml. It is served at
     /mcp/v/NAME, by `dragoman mcp --view NAME`, and to keys that are bound to it.
@@ -107,6 +114,52 @@ def cost(name: str | None, client: str, home: str | None, as_json: bool) -> None
         [[f"{one['tokens']:,}", one["name"], one["server"]] for one in found["list"]],
     )
     print(f"\n{found['tools']} tools, about {found['tokens']:,} tokens. {_explain(found)}")
+
+
+@views.command()
+@click.argument("tokens", type=click.IntRange(500, 1_000_000))
+@common_options
+def budget(tokens: int, home: str | None, as_json: bool) -> None:
+    """Have all clients without a view of their own search for tools once the list of all tools
+    takes more than TOKENS.
+
+    \b
+    dragoman views budget 8000
+
+    Adds the view "search", with everything and that token_budget, to config.toml, and chooses it
+    for every client. Clients then get find_tools and call_tool in place of the list; a running hub
+    applies it at once. To undo it, remove both tables from config.toml.
+    """
+    from dragoman.cli.configure import FIRST_CONFIG, edit_config
+    from dragoman.home import prepare
+
+    def edit(text: str) -> str:
+        text = text or FIRST_CONFIG
+        document = parse_toml(text)
+        names = [one.get("name") for one in document.get("views", ())]
+        chosen = document.get("mcp", {}).get("views_for")
+        if chosen or BUDGET_VIEW in names:
+            where = "[mcp] views_for" if chosen else f'the view "{BUDGET_VIEW}"'
+            raise UnreadableFile(f"it already has {where}: set token_budget in the view")
+        entry = {"name": BUDGET_VIEW, "description": _EVERYTHING, "token_budget": tokens}
+        lines = [f"{key} = {render_value(value)}" for key, value in entry.items()]
+        new = append_toml(text, "\n".join(["[[views]]", *lines]) + "\n")
+        new = append_toml(new, f'[mcp.views_for]\n"*" = {render_value(BUDGET_VIEW)}\n')
+        document["views"] = [*document.get("views", ()), entry]
+        document.setdefault("mcp", {})["views_for"] = {"*": BUDGET_VIEW}
+        if parse_toml(new) != document:
+            raise UnreadableFile("the layout of its views cannot be edited safely")
+        return new
+
+    place = resolve_home(home)
+    prepare(place)
+    file = Path(place) / "config.toml"
+    backup = edit_config(file, edit)
+    if as_json:
+        return print_json({"view": BUDGET_VIEW, "token_budget": tokens, "config": str(file)})
+    kept = f" (backup: {backup.name})" if backup else ""
+    print(f'added the view "{BUDGET_VIEW}" for all clients to {file}{kept}')
+    print("what it costs: dragoman views cost")
 
 
 def _print_costs(home: str | None, client: str, as_json: bool) -> None:

@@ -26,6 +26,7 @@ from dragoman.cli.base.errors import (
     say,
 )
 from dragoman.cli.base.output import StatusLine, clean
+from dragoman.cli.base.token_costs import VIEWS_PATH
 from dragoman.core.errors import HubError
 from dragoman.core.tool_identity import fold_server_name
 
@@ -289,7 +290,7 @@ class HubClient:
 
         def is_enough() -> bool:
             states = {one["name"]: one["state"] for one in self.list_servers()} if only else {}
-            return states.get(only, STARTING) != STARTING
+            return bool(states.get(only, STARTING) != STARTING)
 
         return self._wait(is_enough, seconds, agents)
 
@@ -299,6 +300,14 @@ class HubClient:
             found: list[dict[str, Any]] = self._request("GET", "/api/pins?state=held", None)["pins"]
         except HubProblem:
             return []
+        return found
+
+    def get_views(self) -> dict[str, Any] | None:
+        """Returns the costs of the views; None if this user may not see them."""
+        try:
+            found: dict[str, Any] = self._request("GET", VIEWS_PATH, None)
+        except HubProblem:
+            return None
         return found
 
     def _request(self, method: str, path: str, body: Any, seconds: float = ANSWER_SECONDS) -> Any:

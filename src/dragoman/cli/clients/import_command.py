@@ -15,9 +15,11 @@ from typing import Any
 
 import click
 
-from dragoman.cli.base.errors import CommandFailed, UnreadableFile
+from dragoman.cli.base.errors import CommandFailed, UnreadableFile, say
 from dragoman.cli.base.files import decode_text, read_bytes, replace_file
+from dragoman.cli.base.hub_client import connect_running
 from dragoman.cli.base.output import clean, common_options
+from dragoman.cli.base.token_costs import render_heavy_list
 from dragoman.cli.base.toml_edit import append_toml, parse_toml
 from dragoman.cli.clients.edit import parse_document
 from dragoman.cli.clients.import_move import MoveResult, move_servers
@@ -390,6 +392,12 @@ def import_command(
         )
     if moved is not None and not as_json:
         _print_moves(moved)
+    if (
+        not as_json
+        and not printed
+        and (remark := render_heavy_list(connect_running(str(job.home))))
+    ):
+        say(remark)
 
 
 def _print_moves(moved: MoveResult) -> None:

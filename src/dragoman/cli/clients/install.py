@@ -17,7 +17,9 @@ import click
 
 from dragoman.cli.base.errors import CommandFailed, UnreadableFile, say
 from dragoman.cli.base.files import read_bytes, replace_file
+from dragoman.cli.base.hub_client import connect_running
 from dragoman.cli.base.output import common_options
+from dragoman.cli.base.token_costs import render_heavy_list
 from dragoman.cli.clients.edit import parse_document, restore_original, set_entry
 from dragoman.cli.clients.known_clients import (
     CLIENTS,
@@ -332,6 +334,8 @@ def _list_remarks(done: InstallResult, home: str | None, view: str | None) -> It
         )
     elif not config.mcp.stdio_expose and view is None:
         yield f'the client will see no tools until {file} has stdio_expose = ["*"] below [mcp]'
+    if view is None and (remark := render_heavy_list(connect_running(str(file.parent)))):
+        yield remark
     client, path = CLIENTS[done.client], Path(done.path)
     theirs = find_servers(parse_document(client.format, read_bytes(path) or b""), client)[1]
     twice = [entry.name for entry in config.mcp_servers if entry.name in theirs]

@@ -34,6 +34,7 @@ CHECKS: tuple[Check, ...] = (
     target_checks.check_policies,
     target_checks.check_pins,
     target_checks.check_names,
+    target_checks.check_list_costs,
     target_checks.check_target_keys,
     target_checks.check_seals,
     target_checks.check_scopes,

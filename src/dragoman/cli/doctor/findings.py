@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from dragoman.cli.base import hub_client
 from dragoman.cli.base.errors import UnreadableFile
 from dragoman.cli.base.files import read_bytes
+from dragoman.cli.base.token_costs import VIEWS_PATH
 from dragoman.config import Config, load, read_env
 from dragoman.core.errors import ConfigError
 from dragoman.home import DaemonRecord, read_daemon
@@ -67,6 +68,9 @@ class DoctorContext:
     """What the running hub reports of its stores."""
     hubs: Sequence[Mapping[str, Any]] = ()
     """The hubs of the cluster, as the running hub describes them."""
+
+    views: Mapping[str, Any] | None = None
+    """The costs of the views of the running hub."""
 
     store_problem: str = ""
     """Why the stores cannot be opened, once that was tried in vain."""
@@ -127,6 +131,8 @@ def _gather_from_hub(found: DoctorContext, socket_path: str) -> None:
     # The policies may not permit it.
     with contextlib.suppress(hub_client.HubUnavailable, hub_client.HubProblem):
         found.hubs = get("/api/cluster")["hubs"]
+    with contextlib.suppress(hub_client.HubUnavailable, hub_client.HubProblem):
+        found.views = get(VIEWS_PATH)
     with contextlib.suppress(hub_client.HubUnavailable, hub_client.HubProblem):
         for state in ("held", "new", "minor"):
             found.pins = [*found.pins, *get(f"/api/pins?state={state}")["pins"]]

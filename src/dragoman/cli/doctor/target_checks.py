@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.cli.base.output import clean
+from dragoman.cli.base.token_costs import find_heavy_list
 from dragoman.cli.doctor.findings import DoctorContext, Finding
 from dragoman.core.errors import HubError
 from dragoman.core.package_runners import explain_unpinned, find_unpinned_package
@@ -375,6 +376,13 @@ def check_names(found: DoctorContext) -> Iterator[Finding]:
             "the tool that had it first"
         )
         yield Finding("names", "info", clean(said), "rename one of the two")
+
+
+def check_list_costs(found: DoctorContext) -> Iterator[Finding]:
+    """Checks how much of a model's context the list of tools takes."""
+    heavy = find_heavy_list(found.views) if found.views is not None else None
+    if heavy is not None:
+        yield Finding("tokens", "warning", *heavy)
 
 
 def check_target_keys(found: DoctorContext) -> Iterator[Finding]:
