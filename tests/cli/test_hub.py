@@ -114,6 +114,12 @@ def test_config_check_reports_errors_with_their_place(terminal: Terminal, what: 
     assert expected in as_json.json()["problem"]
 
 
+def test_invalid_port_is_explained(terminal: Terminal) -> None:
+    for port in ("abc", "65536"):
+        done = terminal.quick("up", "--port", port)
+        assert done.code == 2 and "65535" in done.err
+
+
 def test_first_up_writes_the_configuration_and_prints_next_steps(terminal: Terminal) -> None:
     child = terminal.start("up", "--port", "0")
     assert child.stderr is not None

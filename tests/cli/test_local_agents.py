@@ -66,6 +66,8 @@ def test_new_writes_the_model_that_was_asked_for(terminal: Terminal) -> None:
 
 def test_new_overwrites_nothing(terminal: Terminal) -> None:
     file = write(terminal, "mine", "{}", "agent.json")
+    spaced = terminal.quick("agents", "new", "A Name")
+    assert "dragoman agents check 'A Name'; dragoman chat 'A Name'" in spaced.out
     done = terminal.quick("agents", "new", "mine")
     assert done.code == 1 and f'there is an agent "mine" already: {file}' in done.err
     assert [one.name for one in file.parent.iterdir()] == ["agent.json"]

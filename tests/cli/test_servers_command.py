@@ -108,6 +108,8 @@ def test_server_is_added_and_switched_offline(terminal: Terminal) -> None:
         (["add", "bad/name", "x"], 2),
         (["add", "x", "--set", "comand=1", "x"], 1),
         (["add", "x", "https://example.com", "more"], 2),
+        (["add", "x", "ftp://example.com"], 2),
+        (["add", "x", "ws://example.com", "more"], 2),
         (["restart", "hello"], 3),
         (["enable", "nobody"], 5),
     ):

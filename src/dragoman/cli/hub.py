@@ -46,10 +46,14 @@ DETACH_SECONDS = 20.0
 INSTALL = "dragoman install cursor | vscode | claude-desktop | claude-code | …"
 
 
+class _Port(click.IntRange):
+    name = "port: use a number from 0 to 65535"  # ends click's message
+
+
 @click.command()
 @home_option
 @click.option("--host", metavar="ADDRESS", help="Address to listen on, instead of [server] host.")
-@click.option("--port", type=click.IntRange(0, 65535),
+@click.option("--port", type=_Port(0, 65535), metavar="PORT",
               help="Port to listen on, instead of [server] port.")  # fmt: skip
 @click.option("--detach", is_flag=True,
               help="Run in the background; the log is hub.log in the home.")  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -78,7 +79,8 @@ def new(name: str, template: str, model: str | None, home: str | None, as_json: 
         say(state["problem"])
     for warning in warnings:
         say(warning)
-    print(f"next: edit the file; dragoman agents check {name}; dragoman chat {name}")
+    quoted = shlex.quote(name)
+    print(f"next: edit the file; dragoman agents check {quoted}; dragoman chat {quoted}")
 
 
 def _read_template(name: str) -> str:

@@ -232,6 +232,7 @@ _SEE = "see: dragoman servers"
 
 COMMAND_LINE = KnownClient(import_plan.COMMAND_LINE, "the command line", ())
 _URL = re.compile(r"https?://", re.IGNORECASE)
+_OTHER_URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 
 class PassThroughCommand(click.Command):
@@ -358,6 +359,12 @@ def _build_entry(where: tuple[str, ...], options: Mapping[str, Any]) -> dict[str
         return {"url": where[0], "type": kind, "headers": given}
     if _URL.match(where[0]):
         fail(f'unexpected argument "{where[1][:60]}" after the URL', USAGE)
+    if _OTHER_URL.match(where[0]):
+        fail(
+            f'"{where[0][:80]}" is no URL of an MCP server: write http:// or https://, or a '
+            "program with its arguments",
+            USAGE,
+        )
     if headers or sse or options["headers_stdin"]:
         fail("--header and --sse need a URL; use --env with a program", USAGE)
     pairs = [variable.partition("=") for variable in env]
