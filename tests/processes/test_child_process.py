@@ -137,6 +137,44 @@ async def test_process_with_the_id_of_an_exited_child_is_left_alone(children: Ch
     assert other.returncode == 0
 
 
+WRAPPER = """
+import ctypes, os, signal, subprocess, sys
+assert sys.argv[1] == "--args"  # as bubblewrap: what runs in it is killed when it ends
+die_with_parent = lambda: ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+sys.exit(subprocess.call(sys.argv[3:], preexec_fn=die_with_parent, start_new_session=True))
+"""
+
+
+async def test_program_in_a_sandbox_can_clean_up_at_sigterm(tmp_path: Path) -> None:
+    wrapper = tmp_path / "wrapper"
+    wrapper.write_text(f"#!{sys.executable}\n{WRAPPER}")
+    wrapper.chmod(0o755)
+    code = (
+        "import signal, sys, time\n"
+        "def clean(*_):\n    time.sleep(0.5); open('cleaned', 'w').close(); sys.exit()\n"
+        f"signal.signal(signal.SIGTERM, clean); print('up', flush=True)\n{NAP}"
+    )
+    env = make_env(tmp_path, PATH=os.environ["PATH"], mark=f"test-{os.getpid()}-sandboxed")
+    output = bytearray()
+    child = await ChildProcess.start(
+        sys.executable,
+        ["-c", code],
+        env,
+        env["HOME"],
+        output.extend,
+        OutputRing(),
+        confine=lambda command: Confined([str(wrapper), *command], options=["--some"]),
+    )
+    try:
+        async with asyncio.timeout(60):
+            while b"up" not in output:
+                await asyncio.sleep(0.01)
+    finally:
+        await child.terminate(0.1, after_signal=30)
+    assert (Path(env["HOME"]) / "cleaned").exists()
+    assert not alive(child.pid)
+
+
 @pytest.mark.promise("B9")
 async def test_child_ending_at_eof_is_not_signalled(children: Children) -> None:
     child = await children.start("import sys; print('up', flush=True); sys.stdin.read()")

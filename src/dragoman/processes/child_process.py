@@ -21,7 +21,7 @@ from dragoman.core.errors import Unreachable
 from dragoman.core.file_modes import make_private_folder
 from dragoman.core.package_runners import explain_broken_cache
 from dragoman.processes.config import ProcessLimits
-from dragoman.processes.descendants import DESCENDANTS
+from dragoman.processes.descendants import DESCENDANTS, list_descendants
 from dragoman.processes.process_limits import set_limits
 
 log = logging.getLogger(__name__)
@@ -245,6 +245,7 @@ class ChildProcess:
         self.stderr = stderr
         self.exited: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._mark = mark
+        self._is_sandboxed = False
         self._pipes = pipes
         """The ends that no transport owns yet."""
         self._transports: list[asyncio.BaseTransport] = []
@@ -286,6 +287,7 @@ class ChildProcess:
         if confined.limits is not None:
             set_limits(process.pid, confined.limits)
         child = cls(process, pipes, env[MARK], stderr)
+        child._is_sandboxed = bool(confined.options)
         DESCENDANTS.add(process.pid, env[MARK], server)
         try:
             await child._connect(received)
@@ -402,7 +404,7 @@ class ChildProcess:
         try:
             self.close_input()
             if self._closed or not await self._wait_exit(seconds):
-                _signal_group(self.process, signal.SIGTERM)
+                self._request_exit()
                 await self._wait_exit(seconds / 2 if after_signal is None else after_signal)
         finally:  # also when this is cancelled
             DESCENDANTS.kill(self.pid)  # while its processes can still be attributed
@@ -414,6 +416,16 @@ class ChildProcess:
             await self._wait_exit(1)
         finally:
             DESCENDANTS.discard(self.pid)
+
+    def _request_exit(self) -> None:
+        """Sends SIGTERM; inside of a sandbox, which itself would end by it and kill what runs
+        there at once."""
+        inside = list_descendants(self.pid) if self._is_sandboxed else []
+        for pid in inside:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGTERM)
+        if not inside:
+            _signal_group(self.process, signal.SIGTERM)
 
     def close_input(self) -> None:
         """Closes its stdin after what is still to be written."""
