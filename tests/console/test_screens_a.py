@@ -224,7 +224,11 @@ def test_a_changed_tool_is_shown_side_by_side_and_approved(place: Place, open_ta
     place.offer("Deploys to production.\u200b <script>alert(1)</script>")
     place.hub.call("ops.look")
     tab.page.wait_for_selector("#nav [data-screen=pins] .tally >> text=1")
-    tab.page.click("td >> text=ops.deploy")
+    tab.expected.append("status of 403")  # it is quarantined
+    tab.open("/tools/ops.deploy")
+    tab.wait_text("is quarantined")
+    assert "Sign in as the owner" not in tab.main
+    tab.page.click("a >> text=dragoman pins diff ops.deploy")
     expect(tab.page.locator("del")).to_contain_text(["staging", "Asks first"])
     expect(tab.page.locator("ins").first).to_contain_text("production")
     assert "U+200B" in tab.main and "<script>alert(1)</script>" in tab.main

@@ -2,7 +2,7 @@
 // do about a refusal. The playground and the chat with agents are made of these.
 import { h, replace } from "./dom.js";
 import { schemaForm } from "./form.js";
-import { badge, capitalize } from "./states.js";
+import { badge, capitalize, linked } from "./states.js";
 import { command, quote } from "./copy.js";
 import { duration } from "./time.js";
 import { jsonTree, showContent } from "./content.js";
@@ -212,7 +212,7 @@ export function showFailure(error, tool) {
   const [advice, href, label] = ADVICE[error.kind] ?? [error.next || "", "", ""];
   const wait = error.retryAfter ? ` Free again in ${duration(error.retryAfter)}.` : "";
   return h("div", { class: "problem", role: "alert" },
-    p(error.kind ? badge(error.kind) : null, " ", capitalize(error.message ?? String(error))),
+    p(error.kind ? badge(error.kind) : null, " ", linked(capitalize(error.message ?? String(error)))),
     advice || wait ? h("p", { class: "next" }, advice, wait, href ? [" ", h("a", { href }, label)] : null) : null,
     error.url ? p(h("a", { class: "button", href: error.url, target: "_blank", rel: "noopener noreferrer" }, "Sign in at the server")) : null,
     error.kind === "Denied" && tool ? h("p", { class: "next" }, "Or ask the hub: ", command(`dragoman policy who-can ${quote(tool)}`)) : null);

@@ -1,6 +1,6 @@
 // Records of the audit log in words: how a call ended, why, who decided, and where its names lead.
 import { h, to } from "./dom.js";
-import { badge } from "./states.js";
+import { badge, linked } from "./states.js";
 
 const WORDS = {
   refused: "The hub refused it; nothing was sent.",
@@ -39,7 +39,7 @@ export function explain(row) {
 
 /** Two lines of a longer text; nothing for no text. */
 export function clamp(text) {
-  return text ? h("span", { class: "clamp" }, text) : "";
+  return text ? h("span", { class: "clamp" }, linked(text)) : "";
 }
 
 /** The policies that decided, as links. */

@@ -1,12 +1,28 @@
 // What a screen shows instead of data: errors, emptiness, waiting. And badges for states.
-import { h } from "./dom.js";
+import { h, to } from "./dom.js";
 import { command } from "./copy.js";
 
-/** An error with what to do; `again` adds a button. */
+const COMMANDS = /dragoman (?:pins (?:diff|approve) ('[^']*'|[^\s`;,]+)|approvals (?:show|approve) ([\w-]+))/g;
+
+/** A sentence of the hub: a command that a screen of the console does as well is a link to it. */
+export function linked(text) {
+  const parts = [];
+  let from = 0;
+  for (const match of text.matchAll(COMMANDS)) {
+    const [command, pin, approval] = match;
+    const href = approval ? to("approvals", approval) : `/console/pins?name=${encodeURIComponent(pin.replace(/^'(.*)'$/, "$1"))}`;
+    parts.push(text.slice(from, match.index), h("a", { href }, command));
+    from = match.index + command.length;
+  }
+  return [...parts, text.slice(from)];
+}
+
+/** An error with what to do; `again` adds a button. Links in its message are the better advice. */
 export function problem(error, again) {
+  const message = linked(capitalize(error.message ?? String(error)));
   return h("div", { class: "problem", role: "alert" },
-    h("p", {}, capitalize(error.message ?? String(error))),
-    error.next ? h("p", { class: "next" }, error.next) : null,
+    h("p", {}, message),
+    error.next && message.length === 1 ? h("p", { class: "next" }, error.next) : null,
     error.trace ? h("p", {}, h("a", { href: `/console/traces/${encodeURIComponent(error.trace)}` }, "Show the trace")) : null,
     again ? h("button", { type: "button", onclick: again }, "Try again") : null);
 }

@@ -1,6 +1,6 @@
 // Audit: who did what, and is the record whole? Filtered by the server; exported page by page.
 import { append, h, replace, to } from "../dom.js";
-import { capitalize, empty, facts, heading, problem } from "../states.js";
+import { capitalize, empty, facts, heading, linked, problem } from "../states.js";
 import { json } from "../copy.js";
 import { toast } from "../dialog.js";
 import { table } from "../table.js";
@@ -104,7 +104,7 @@ async function showRecord(seq, ctx) {
     return h("section", { class: "card", "aria-label": "Chosen record" },
       h("h2", {}, `Record ${seq}: ${row.verb}`),
       facts([
-        ["At", when(row.at)], ["Caller", records.caller(row)], ["Outcome", [records.outcome(row), " ", capitalize(records.explain(row))]],
+        ["At", when(row.at)], ["Caller", records.caller(row)], ["Outcome", [records.outcome(row), " ", linked(capitalize(records.explain(row)))]],
         ["Decision", records.decision(row)], ["Server or agent", records.target(row)],
         ["Chain", row.trace ? h("a", { href: `${to("traces", row.trace)}?record=${seq}` }, "Show this chain") : null],
       ]),

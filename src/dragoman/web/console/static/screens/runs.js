@@ -1,6 +1,6 @@
 // Runs of workflows and tasks of agents: what is running, what has failed, what waits for a person.
 import { h, replace, to } from "../dom.js";
-import { badge, capitalize, empty, facts, heading, problem } from "../states.js";
+import { badge, capitalize, empty, facts, heading, linked, problem } from "../states.js";
 import { confirm, toast } from "../dialog.js";
 import { table } from "../table.js";
 import { throttle } from "../live.js";
@@ -258,7 +258,7 @@ function listSteps(steps, chosen, select) {
 
 function describeMessage(one) {
   const text = one.problem || one.message || (one.wakesAt ? ["goes on ", when(one.wakesAt)] : one.tool || one.agent);
-  return text ? h("span", { class: one.problem ? "invalid clamp" : "clamp soft" }, text) : null;
+  return text ? h("span", { class: one.problem ? "invalid clamp" : "clamp soft" }, typeof text === "string" ? linked(text) : text) : null;
 }
 
 /** A step that has not begun is nothing to worry about. */

@@ -1,6 +1,6 @@
 // Traces: what happened in a request, at every hop. The first line of each says what went wrong.
 import { h, replace, s, to } from "../dom.js";
-import { badge, capitalize, empty, facts, heading, problem } from "../states.js";
+import { badge, capitalize, empty, facts, heading, linked, problem } from "../states.js";
 import { json } from "../copy.js";
 import { table } from "../table.js";
 import { throttle } from "../live.js";
@@ -107,7 +107,7 @@ function addUp(sum, one) {
 function sayTrouble(cause, rows) {
   const count = rows.filter((row) => records.toneOf(row.outcome)).length;
   return h("div", { class: "problem" },
-    h("p", {}, h("b", {}, cause.verb), ` ${VERBS[cause.outcome] ?? cause.outcome}. `, capitalize(records.explain(cause))),
+    h("p", {}, h("b", {}, cause.verb), ` ${VERBS[cause.outcome] ?? cause.outcome}. `, linked(capitalize(records.explain(cause)))),
     cause.decision === "deny" ? h("p", {}, "Decision: ", records.decision(cause), ". ",
       h("a", { href: `/console/policies?principal=${encodeURIComponent(cause.caller)}&tool=${encodeURIComponent(cause.verb)}` }, "Ask the policies why")) : null,
     cause.taint ? h("p", {}, "Taint: ", cause.taint.map((one) => Object.values(one).join(" ")).join("; ")) : null,
@@ -138,7 +138,7 @@ function drawHop(row, start, end, opened, isCause) {
       h("div", { class: "hop-bar" }, drawBar(row, start, end)),
       h("div", { class: "hop-took number" }, row.outcome === "running" ? "…" : duration(row.duration_ms)),
       h("div", { class: "hop-end" }, records.outcome(row))),
-    why && !isCause ? h("p", { class: "hop-why" }, capitalize(why), row.decision === "deny" && row.policies?.length ? [" Policy: ", records.policies(row.policies), "."] : null) : null,
+    why && !isCause ? h("p", { class: "hop-why" }, linked(capitalize(why)), row.decision === "deny" && row.policies?.length ? [" Policy: ", records.policies(row.policies), "."] : null) : null,
     more);
   fill();
   return element;
