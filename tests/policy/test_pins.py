@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import logging
 import random
 import time
@@ -811,13 +812,54 @@ def test_shown_texts_are_bounded_and_whitespace_collapsed(board: Board) -> None:
     (same,), _, remarks = board.pins.review("files", [tool(long)])
     assert same.definition is long and remarks == []
     path = f"{P} path description"
-    huge = at(at(long, "description", "y" * 20_000), path, "z" * 5_000)
+    enumeration = ", ".join(f"category_{number}" for number in range(4_200))
+    whole = at(at(long, "description", "y" * 60_000), path, enumeration)
+    (same,), _, remarks = board.pins.review("files", [tool(whole | {"name": "whole"})])
+    assert len(enumeration) > 60_000 and remarks == []
+    assert same.definition == whole | {"name": "whole"}
+    huge = at(at(long, "description", "y" * 70_000), path, "z" * 80_000)
     board.mode = "off"
     (cut,), _, remarks = board.pins.review("files", [tool(huge)])
-    assert len(cut.definition["description"]) == 16_384
+    assert len(cut.definition["description"]) == 65_536
     assert cut.definition["description"].endswith("y…") and cut.description.endswith("y…")
-    assert len(cut.definition["inputSchema"]["properties"]["path"]["description"]) == 4_096
-    assert remarks and "is truncated" in remarks[0]
+    assert len(cut.definition["inputSchema"]["properties"]["path"]["description"]) == 65_536
+    (remark,) = remarks
+    assert "are truncated to 65536 characters" in remark
+    assert "description (70000), inputSchema/properties/path/description (80000)" in remark
+
+
+def test_a_shortened_text_is_named_in_the_definition(board: Board) -> None:
+    long = at(READ, f"{P} path description", "a" * 70_000)
+    long = at(long, "description", f"Reads.{' ' * 1_000}Files.\n  ")
+    (shown,), _, _ = board.pins.review("files", [tool({**long, "_meta": {"k": 1}})])
+    assert shown.definition["_meta"] == {
+        "k": 1,
+        "dragoman.hub/shortened": {
+            "/description": 1_015,
+            "/inputSchema/properties/path/description": 70_000,
+        },
+    }
+    assert shown.description.endswith("Files.\n  ")
+    (whole,), _, _ = board.pins.review("files", [tool({**READ, "name": "whole"})])
+    assert "_meta" not in whole.definition
+
+
+def test_definitions_pinned_when_texts_were_cut_or_stripped_stay_available(board: Board) -> None:
+    """Pins hold definitions as they were received, in every version: only what is shown of them
+    changed."""
+    long = at(READ, "description", "Reads a file.\n  ")
+    long = at(long, f"{P} path description", "one, " * 3_000)
+    assert board.held(tool(long)) == {}
+    (pin,) = board.store.load("files")
+    assert pin.mark == hashlib.sha256(encode(long)).digest()
+    assert board.store.load_bodies(pin)[0] == encode(select_pinned("tool", long))
+    stripped = at(long, "description", "Reads a file.")  # as it was shown
+    old = structs.replace(pin, mark=hashlib.sha256(encode(stripped)).digest())
+    board.store.save([PinChange(old, approved=encode(select_pinned("tool", stripped)))], ())
+    board.pins._known.clear()
+    (again,), held, _ = board.pins.review("files", [tool(long)])
+    assert held == {} and again.definition == long
+    assert [one.mark for one in board.store.load("files")] == [pin.mark], "it is recorded once"
 
 
 @given(some.randoms(use_true_random=False))

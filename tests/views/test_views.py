@@ -164,6 +164,16 @@ def test_descriptions_are_cut_after_a_sentence_or_a_word() -> None:
     assert schema["description"] == text
 
 
+async def test_a_view_says_which_descriptions_it_cuts(many: tuple[McpServer, Views]) -> None:
+    server, views = many
+    views.apply([ViewRule(name="v", description_chars=40)], {}, {})
+    whole = {one["name"]: one for one in await list_tools(server, EVERYTHING)}
+    for one in await list_tools(server, views.find("v")):
+        text = whole[one["name"]]["description"]
+        noted = one.get("_meta", {}).get("dragoman.hub/shortened", {})
+        assert noted.get("/description") == (len(text) if len(text) > 40 else None)
+
+
 # --- lists under a budget -------------------------------------------------------------------------
 
 

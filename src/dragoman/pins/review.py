@@ -22,6 +22,7 @@ from dragoman.core.catalog import ReviewResult, choose_spellings
 from dragoman.core.errors import HubError, StorageFailed
 from dragoman.core.loop_turns import LoopTurns
 from dragoman.core.ports import Pin, PinChange, PinDecision, PinStore
+from dragoman.core.shortened_texts import list_shortened, note_shortened
 from dragoman.core.tool import PROMPT, TEMPLATE, TOOL, Tool
 from dragoman.core.tool_identity import fold_name
 from dragoman.pins.digest import (
@@ -787,19 +788,21 @@ def _sanitize_tool(tool: Tool, data: bytes, remarks: list[str]) -> Tool:
         return tool
     named = SHOWN if tool.kind in ADDRESSED else EXACT
     facts, description = tool.agent, clean_text(tool.description)
-    definition = shorten(clean_value(tool.definition, named))
+    cleaned = clean_value(tool.definition, named)
+    definition = shorten(cleaned)
     own = tool.definition.get("description")
     # The prefix that the hub adds to a description does not count.
     prefix = len(tool.description) - (len(own) if isinstance(own, str) else 0)
-    most = MAX_DESCRIPTION + max(0, prefix)
-    short = shorten_text(description, most)
-    if len(short) == most and short != description:
+    short = shorten_text(description, MAX_DESCRIPTION + max(0, prefix))
+    texts = list_shortened(cleaned, definition)
+    definition = note_shortened(definition, texts)
+    if cut := [text for text in texts if text.shown == MAX_DESCRIPTION]:
         remarks.append(
-            f'the description of {tool.kind} "{tool.name}" is truncated: it has '
-            f"{len(description)} characters, and {MAX_DESCRIPTION} are shown"
+            f'{tool.kind} "{tool.name}" has texts that are truncated to {MAX_DESCRIPTION} '
+            f"characters: {', '.join(f'{one.place[1:]} ({one.sent})' for one in cut[:3])}"
         )
     if facts is not None:
-        about = shorten_text(clean_text(facts.description), MAX_DESCRIPTION)
+        about = shorten_text(clean_text(facts.description))
         skills = facts.skills
         if not facts.has_live_skills:
             skills = [shorten(skill) for skill in clean_value(list(skills), SHOWN)]

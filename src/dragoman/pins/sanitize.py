@@ -32,8 +32,8 @@ _SELECTORS = re.compile("(?<=[\ufe0e\ufe0f])[\ufe0e\ufe0f]+")
 
 _PLAIN = bytes(range(0x7F))
 
-MAX_DESCRIPTION, MAX_NESTED = 16_384, 4_096
-"""Characters shown of a description, and of a text within a schema."""
+MAX_DESCRIPTION = 65_536
+"""Characters shown of a description, also of one within a schema."""
 MAX_BLANKS, MAX_LINES = 32, 3
 """The most consecutive blanks within a line, and line ends."""
 CUT = "…"
@@ -101,7 +101,7 @@ def _clean_value(value: Any, exact: frozenset[str], key: str = "") -> Any:
     return value
 
 
-def shorten_text(text: str, most: int) -> str:
+def shorten_text(text: str, most: int = MAX_DESCRIPTION) -> str:
     """Shortens long runs of white space, and the text to `most` characters."""
     # Blanks first: long runs of them would make the second search slow.
     if len(text) > MAX_BLANKS and ("  " in text or "\t" in text or not text.isascii()):
@@ -113,7 +113,7 @@ def shorten_text(text: str, most: int) -> str:
 
 def is_short(data: bytes) -> bool:
     """Whether `shorten` certainly changes nothing in this JSON."""
-    if len(data) > MAX_NESTED or not data.isascii() or _SPACES in data:
+    if len(data) > MAX_DESCRIPTION or not data.isascii() or _SPACES in data:
         return False
     return not (b"\\t" in data and _TABS.search(data)) and _ENDS.search(data) is None
 
@@ -121,17 +121,14 @@ def is_short(data: bytes) -> bool:
 def shorten(definition: Mapping[str, Any]) -> Mapping[str, Any]:
     """Shortens the descriptions, titles and examples of a definition; returns the same object if
     nothing is too long. Values that are used, and not only read, stay unchanged."""
-    return _keep_equal(definition, {
-        name: shorten_text(value, MAX_DESCRIPTION)
-        if name in _TEXTS and isinstance(value, str)
-        else _shorten_value(value, name)
-        for name, value in definition.items()
-    })  # fmt: skip
+    return _keep_equal(
+        definition, {name: _shorten_value(value, name) for name, value in definition.items()}
+    )
 
 
 def _shorten_value(value: Any, key: str = "") -> Any:
     if isinstance(value, str):
-        return shorten_text(value, MAX_NESTED) if key in _TEXTS else value
+        return shorten_text(value) if key in _TEXTS else value
     if key in EXACT or key == "default":
         return value
     if isinstance(value, Mapping):

@@ -63,7 +63,7 @@ def tool_from_definition(
         alias=alias,
         other_names=others,
         remote_name=name,
-        description=f"[MCP:{target.name}] {description}".rstrip() if description else "",
+        description=f"[MCP:{target.name}] {description}" if description else "",
         definition=definition,
         validate=validate,
         destructive=_is_destructive(definition),

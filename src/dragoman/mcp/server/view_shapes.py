@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from dragoman.core.shortened_texts import list_shortened, note_shortened
 from dragoman.core.tool import Tool
 from dragoman.core.views import NamedView
 
@@ -16,7 +17,8 @@ CUT = "…"
 
 
 def shape_for_view(definition: dict[str, Any], tool: Tool, view: NamedView) -> dict[str, Any]:
-    """Returns the definition as the view shows it. What is validated stays the tool's own."""
+    """Returns the definition as the view shows it, with a note in `_meta` on what is cut. What is
+    validated stays the tool's own."""
     told = view.find_description(tool)
     if told is not None:
         definition = {**definition, "description": told}
@@ -28,7 +30,7 @@ def shape_for_view(definition: dict[str, Any], tool: Tool, view: NamedView) -> d
         shaped["description"] = cut_text(text, most)
     if isinstance(schema := shaped.get("inputSchema"), dict):
         shaped["inputSchema"] = cut_schema(schema, most)
-    return shaped
+    return dict(note_shortened(shaped, list_shortened(definition, shaped)))
 
 
 def cut_text(text: str, most: int) -> str:
