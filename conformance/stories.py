@@ -79,11 +79,6 @@ INTENDED = (
         "The hub keeps lists fresh and tells of changes; no client is told that it may keep one.",
     ),
     Intended(
-        r"^Python: pagination, ",
-        r"assert names ==",
-        "Lists are in the order of names, so that they stay the same whatever servers do.",
-    ),
-    Intended(
         r"^TypeScript: (parallel-calls|streaming), .*, modern$",
         r"a\.notifications\.length >= 3|check\.ok\(logCount >= 4",
         "The server logs to a client that has not asked for it, which 2026-07-28 forbids.",

@@ -150,11 +150,11 @@ def test_new_offer_replaces_the_previous_one() -> None:
     assert isinstance(error_of(catalog, "a.x"), NotFound)
 
 
-def test_tools_are_sorted_by_name() -> None:
+def test_targets_are_sorted_and_each_keeps_the_order_of_its_tools() -> None:
     catalog = Catalog(review=admit_all)
     catalog.offer("b", [tool("b.x")])
     catalog.offer("a", [tool("a.z"), tool("a.a")])
-    assert [one.name for one in catalog.list_tools()] == ["a.a", "a.z", "b.x"]
+    assert [one.name for one in catalog.list_tools()] == ["a.z", "a.a", "b.x"]
 
 
 def test_claimed_name_stays_with_its_owner_and_the_rest_is_offered() -> None:

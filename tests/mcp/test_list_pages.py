@@ -91,12 +91,12 @@ async def ask(
 @pytest.mark.promise("F7")
 @pytest.mark.parametrize(("method", "member", "named"), LISTS)
 @pytest.mark.parametrize("revision", ORDERED)
-async def test_lists_are_sorted_and_follow_the_revision(
+async def test_lists_keep_the_order_of_the_server_and_follow_the_revision(
     method: str, member: str, named: str, revision: Revision
 ) -> None:
     result = (await ask(McpServer(full_hub()), method, revision))["result"]
     entries = [entry[named] for entry in result[member]]
-    assert len(entries) == 2 and entries == sorted(entries)
+    assert len(entries) == 2 and entries == sorted(entries, reverse=True), "as it is offered"
     modern = {"ttlMs", "cacheScope", "resultType", "_meta"}
     assert set(result) == {member} | (modern if revision >= R2607 else set())
     if revision >= R2607:
@@ -106,11 +106,11 @@ async def test_lists_are_sorted_and_follow_the_revision(
 async def test_resources_and_templates_keep_their_uri() -> None:
     mcp_server = McpServer(full_hub())
     listed = (await ask(mcp_server, "resources/list", R2511))["result"]["resources"]
-    assert [one["uri"] for one in listed] == ["note://a", "note://b"]
+    assert [one["uri"] for one in listed] == ["note://b", "note://a"]
     listed = (await ask(mcp_server, "resources/templates/list", R2511))["result"][
         "resourceTemplates"
     ]
-    assert [one["uriTemplate"] for one in listed] == ["note://a/{id}", "note://b/{id}"]
+    assert [one["uriTemplate"] for one in listed] == ["note://b/{id}", "note://a/{id}"]
 
 
 async def test_second_resource_with_a_shared_uri_is_listed_by_full_name() -> None:
@@ -140,10 +140,10 @@ async def test_names_follow_the_client_style(method: str, revision: Revision) ->
     mcp_server = McpServer(full_hub(), style_of=lambda client: styles.get(client, "legacy"))
     member = method.partition("/")[0]
     for info, expected in (
-        ("Robot", ["desk_a", "desk_b"]),
-        ("Dotty", ["desk.a", "desk.b"]),
-        ("else", ["mcp_desk_a", "mcp_desk_b"]),
-        ("", ["mcp_desk_a", "mcp_desk_b"]),
+        ("Robot", ["desk_b", "desk_a"]),
+        ("Dotty", ["desk.b", "desk.a"]),
+        ("else", ["mcp_desk_b", "mcp_desk_a"]),
+        ("", ["mcp_desk_b", "mcp_desk_a"]),
     ):
         listed = (await ask(mcp_server, method, revision, info))["result"][member]
         assert [one["name"] for one in listed] == expected
@@ -158,7 +158,7 @@ async def test_client_name_applies_after_the_handshake() -> None:
     await mcp_server.answer(json.loads(rpc.encode_request(1, "initialize", params)), peer)
     answer = await mcp_server.answer(json.loads(rpc.encode_request(2, "tools/list", {})), peer)
     assert answer is not None
-    assert json.loads(answer)["result"]["tools"][0]["name"] == "desk.a"
+    assert json.loads(answer)["result"]["tools"][0]["name"] == "desk.b"
 
 
 @pytest.mark.promise("F3")
@@ -187,8 +187,50 @@ async def test_pages_continue_where_the_last_ended(
     first = (await ask(mcp_server, method, revision))["result"]
     second = (await ask(mcp_server, method, revision, cursor=first["nextCursor"]))["result"]
     assert [len(first[member]), len(second[member])] == [1, 1]
-    assert first[member][0][named] < second[member][0][named]
+    assert first[member][0][named] > second[member][0][named]
     assert "nextCursor" not in second
+
+
+async def test_servers_are_sorted_and_each_keeps_its_own_order() -> None:
+    names = ("zoo.z", "zoo.a", "b-2.y", "b-2.x", "b.n", "b.m")
+    hub = hub_with()
+    for server in ("zoo", "b-2", "b"):
+        own = [name.partition(".")[2] for name in names if name.startswith(f"{server}.")]
+        hub.catalog.offer(server, [offered(server, TOOL, name) for name in own])
+    listed = (await ask(McpServer(hub), "tools/list", R2511))["result"]["tools"]
+    assert [one["name"] for one in listed] == [
+        "mcp_b_n", "mcp_b_m", "mcp_b-2_y", "mcp_b-2_x", "mcp_zoo_z", "mcp_zoo_a",
+    ]  # fmt: skip
+
+
+async def test_cursors_leave_nothing_out_while_entries_come_and_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(list_pages, "PAGE_BYTES", 10)
+    hub = hub_with(offered("a", TOOL, "one"), *(offered("b", TOOL, name) for name in "zyxwv"))
+    mcp_server = McpServer(hub, b"k" * 32)
+
+    async def follow(cursor: str | None) -> tuple[str, str | None]:
+        page = (await ask(mcp_server, "tools/list", R2511, cursor=cursor))["result"]
+        (one,) = page["tools"]
+        return one["name"], page.get("nextCursor")
+
+    cursors: dict[str, str | None] = {}
+    cursor = None
+    for name in ("mcp_a_one", "mcp_b_z", "mcp_b_y", "mcp_b_x", "mcp_b_w", "mcp_b_v"):
+        listed, cursor = await follow(cursor)
+        assert listed == name
+        cursors[name] = cursor
+    assert cursor is None
+    hub.catalog.offer("b", [offered("b", TOOL, name) for name in "qyxzw"])
+    assert (await follow(cursors["mcp_b_y"]))[0] == "mcp_b_x"
+    assert (await follow(cursors["mcp_b_z"]))[0] == "mcp_b_w"
+    hub.catalog.offer("b", [offered("b", TOOL, name) for name in "xwv"])
+    hub.catalog.offer("c", [offered("c", TOOL, "new")])
+    assert (await follow(cursors["mcp_b_y"]))[0] == "mcp_b_x", "what is left of its server"
+    hub.catalog.offer("b", [])
+    assert (await follow(cursors["mcp_b_y"]))[0] == "mcp_c_new"
+    assert (await follow(cursors["mcp_a_one"]))[0] == "mcp_c_new"
 
 
 @pytest.mark.promise("N1")

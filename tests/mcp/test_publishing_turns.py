@@ -5,6 +5,7 @@ published, so that calls and health checks have turns between them.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -201,3 +202,27 @@ async def test_server_that_is_stopped_while_it_is_published_offers_nothing(
     assert len(stopping) == 1
     assert [len(one) for one in catalogs.values()] == [0] * len(catalogs)
     assert claims.find_owner(TOOL, f"mcp_s_{TOOLS[0]['name']}") is None
+
+
+async def test_a_list_in_another_order_is_no_change() -> None:
+    catalogs = build_catalogs(admit_all, NameClaims())
+
+    async def connect(upstream: Upstream, seconds: float, spec: SessionSpec) -> UpstreamSession:
+        return cast(UpstreamSession, ListingSession())
+
+    entry = ServerEntry(name="s", transport=HttpTransport(url="http://x.example/mcp"))
+    upstream = Upstream(entry, connect, catalogs, Bus(), compile_schema)
+    upstream.start()
+    async with asyncio.timeout(60):
+        await upstream.connection.wait_settled()
+    catalog = catalogs[TOOL]
+    session, shown = cast(UpstreamSession, ListingSession()), catalog.list_tools()
+    assert [tool.remote_name for tool in shown] == [tool["name"] for tool in TOOLS]
+    version, shuffled = catalog.version, random.Random(1).sample(TOOLS, len(TOOLS))
+    await upstream.catalog.publish(session, {TOOL: shuffled})
+    assert (catalog.version, catalog.list_tools()) == (version, shown)
+    await upstream.catalog.publish(session, {TOOL: shuffled[1:]})
+    assert [tool.remote_name for tool in catalog.list_tools()] == [
+        tool["name"] for tool in shuffled[1:]
+    ]
+    await upstream.stop()

@@ -130,7 +130,7 @@ class Catalog:
         self._remote_names: dict[str, dict[str, str]] = {}
         """Canonical names by the names that a target gives its tools, for targets with apps; built
         when a name is looked for."""
-        self._sorted: tuple[Tool, ...] | None = None
+        self._ordered: tuple[Tool, ...] | None = None
         self._listeners: list[Callable[[], None]] = []
         self.publishing = asyncio.Lock()
         """Held by a target while it prepares and replaces its offer in several turns of the event
@@ -300,10 +300,11 @@ class Catalog:
         return tool.name
 
     def list_tools(self) -> tuple[Tool, ...]:
-        """Lists all tools in the order of their names."""
-        if self._sorted is None:
-            self._sorted = tuple(sorted(self._by_name.values(), key=lambda tool: tool.name))
-        return self._sorted
+        """Lists all tools: the targets by name, those of each in its own order."""
+        if self._ordered is None:
+            offers = self._offers
+            self._ordered = tuple(tool for target in sorted(offers) for tool in offers[target])
+        return self._ordered
 
     def list_targets(self) -> list[Tool]:
         """Lists one tool of each target that offers any."""
@@ -327,7 +328,7 @@ class Catalog:
     def mark_changed(self) -> None:
         """Invalidates what is cached of the catalog, and calls the listeners."""
         self.version += 1
-        self._sorted = None
+        self._ordered = None
         for listener in tuple(self._listeners):
             listener()
 

@@ -327,8 +327,8 @@ class Hub:
         door: str = "",
         hidden: frozenset[str] | None = None,
     ) -> list[Tool]:
-        """Lists the tools of `view` that the principal may see at that entry point, by name,
-        without `hidden` ones: by default those of single clients."""
+        """Lists the tools of `view` that the principal may see at that entry point, in the
+        order of the catalog, without `hidden` ones: by default those of single clients."""
         sees = self.authorizer.can_see
         if principal.view:
             view = self.views.narrow(view, principal.view)

@@ -147,7 +147,7 @@ class ToolListings:
     async def _build(self, caller: Principal | None) -> ToolListing:
         for _ in range(MAX_TRIES):
             version, draft = self._find_version(), _Draft()
-            tools = self._hub.catalog.list_tools()
+            tools = self._list_by_name()
             for start in range(0, len(tools), SLICE):
                 self._add(draft, tools[start : start + SLICE], caller)
                 await asyncio.sleep(0)
@@ -156,8 +156,11 @@ class ToolListings:
             else:
                 return draft.finish()
         draft = _Draft()
-        self._add(draft, self._hub.catalog.list_tools(), caller)
+        self._add(draft, self._list_by_name(), caller)
         return draft.finish()
+
+    def _list_by_name(self) -> list[Tool]:
+        return sorted(self._hub.catalog.list_tools(), key=lambda tool: tool.name)
 
     def _add(self, draft: _Draft, tools: Iterable[Tool], caller: Principal | None) -> None:
         sees = self._hub.authorizer.can_see

@@ -1,6 +1,7 @@
 """What a server offers: lists fetched, parsed into tools and published in the catalogs.
 
-An invalid entry is omitted alone and reported. A list that has not changed changes no catalog.
+An invalid entry is omitted alone and reported. A list that has not changed changes no catalog,
+in whatever order it is.
 `ListFreshness` says when a list is read again although its server announced no change.
 """
 
@@ -24,6 +25,7 @@ from dragoman.core.tool import INSTRUCTIONS, PROMPT, RESOURCE, TEMPLATE, TOOL, T
 from dragoman.mcp.client.session import UpstreamSession, announces_resources
 from dragoman.mcp.protocol.mirrored_headers import Path, find_mirrored_params
 from dragoman.mcp.protocol.translate import MAX_NAME, BadTool, build_names, tool_from_definition
+from dragoman.wire.json import encode
 from dragoman.wire.rpc import METHOD_NOT_FOUND
 
 if TYPE_CHECKING:
@@ -197,7 +199,7 @@ class CatalogSync:
                 self.report_problems(KINDS[kind].method, [f"no {kind}s are listed: {entries}"])
                 continue
             self.report_problems(KINDS[kind].method, [])
-            differs = entries != self._published[kind]
+            differs = not _is_same_list(entries, self._published[kind])
             if differs or (kind == TOOL and has_headers != self._has_headers):
                 parsed = await self._parse_list(kind, entries, has_headers and kind == TOOL, turns)
                 changes.append((kind, parsed))
@@ -269,6 +271,14 @@ class CatalogSync:
         if kind == PROMPT:
             return prompt_from_definition(definition, upstream, taken, prefix)
         return resource_from_definition(definition, upstream, taken, kind, KINDS[kind].id)
+
+
+def _is_same_list(entries: list[Any], published: list[Any] | None) -> bool:
+    """Whether both have the same entries. Another order alone is no change: some servers shuffle
+    their lists, and clients would be notified of every one."""
+    if published is None or len(entries) != len(published):
+        return False
+    return entries == published or sorted(map(encode, entries)) == sorted(map(encode, published))
 
 
 def _find_header_params(tool: Tool) -> Mapping[str, Path]:

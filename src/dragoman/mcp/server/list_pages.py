@@ -1,8 +1,9 @@
 """The pages of the four lists: encoded once for all clients that see the same, and cached until the
 catalog or the policies change.
 
-A list is one page unless it exceeds the size of a message. A cursor names the last entry of the
-page, so it stays valid while entries come and go. It is sealed, so it cannot be forged.
+Servers are sorted by name, and the entries of each are in its own order. A list is one page unless
+it exceeds the size of a message. A cursor names the last entry of the page, so it stays valid while
+entries come and go. It is sealed, so it cannot be forged.
 """
 
 from __future__ import annotations
@@ -73,9 +74,28 @@ _NAMED = {TOOL: "name", PROMPT: "name", RESOURCE: "uri", TEMPLATE: "uriTemplate"
 NO_INTERFACES: Interfaces = frozenset()
 Pages = list[tuple[str, bytes]]
 """Encoded results, each with the name of its last entry."""
-Names = tuple[str, ...]
 Sight = tuple[Principal, str, View]
 """A principal, its entry point and the tools that this offers."""
+
+
+class EncodedList(NamedTuple):
+    pages: Pages
+    tools: Sequence[Tool]
+    names: tuple[str, ...]
+    """The canonical names of the tools."""
+
+    def find_page_after(self, target: str, name: str) -> bytes:
+        """Returns the page with what follows that tool. If the tool is gone, what follows begins
+        with its target: some of that may come twice, and nothing is left out."""
+        numbers = {one: number for number, one in enumerate(self.names)}
+        if name in numbers:
+            wanted = numbers[name] + 1
+        else:
+            wanted = sum(tool.target.name < target for tool in self.tools)
+        for last, page in self.pages:
+            if numbers.get(last, wanted) >= wanted:
+                return page
+        return self.pages[-1][1]
 
 
 class ToolCost(NamedTuple):
@@ -95,7 +115,7 @@ class ListPages:
         self._hub = hub
         self._aliases = aliases
         self._key = hmac.digest(key, b"cursors of lists", "sha256")
-        self._kept: dict[str, dict[tuple[Hashable, ...], tuple[Pages, Names]]] = {
+        self._kept: dict[str, dict[tuple[Hashable, ...], EncodedList]] = {
             kind: {} for kind in _MEMBER
         }
         self._sights: dict[str, OrderedDict[Sight, Any]] = {kind: OrderedDict() for kind in _MEMBER}
@@ -123,17 +143,14 @@ class ListPages:
         caller, door, view = client.principal, client.door, client.view
         how = revision, style, hidden, logins, interfaces
         found = self._find_pages(kind, caller, door, view, *how)
-        pages, names = found
         sights = self._sights[kind]
-        sights[caller, door, view] = (how, pages) if view.name else names
+        sights[caller, door, view] = (how, found.pages) if view.name else found.names
         if len(sights) > MAX_SIGHTS:
             sights.popitem(last=False)
         if cursor is None:
-            return pages[0][1]
+            return found.pages[0][1]
         after = self._open_cursor(cursor, kind)
-        if after is None:
-            return None
-        return next((page for last, page in pages if last > after), pages[-1][1])
+        return found.find_page_after(*after) if after is not None else None
 
     def _find_pages(
         self,
@@ -146,7 +163,7 @@ class ListPages:
         hidden: frozenset[str],
         logins: frozenset[str],
         interfaces: Interfaces,
-    ) -> tuple[Pages, Names]:
+    ) -> EncodedList:
         judge = self._hub.authorizer
         version = self._version(kind), judge.version
         kept = self._kept[kind]
@@ -173,8 +190,8 @@ class ListPages:
             tail = build_list_tail(revision)
             if logins and (needed := sorted({one.target.name for one in tools} & logins)):
                 tail["_meta"] = {**tail.get("_meta", {}), LOGINS_KEY: needed}
-            pages = self._split_pages(kind, entries, tail)
-            found = kept[key] = pages, tuple(tool.name for tool in tools)
+            pages = self._split_pages(kind, entries, tail, tools)
+            found = kept[key] = EncodedList(pages, tools, tuple(tool.name for tool in tools))
         return found
 
     def _limit_cost(
@@ -233,7 +250,7 @@ class ListPages:
             for tool in self._hub.logins.list_login_tools()
             if view.includes(tool) and sees(caller, tool, door)
         ]
-        return sorted([*tools, *found], key=lambda tool: tool.name)
+        return sorted([*tools, *found], key=lambda tool: tool.target.name)
 
     def _version(self, kind: str) -> Hashable:
         """Returns the version of all that a list depends on. The address of a tool's user interface
@@ -255,7 +272,7 @@ class ListPages:
             if not before:
                 return True
             how, pages = before
-            return bool(self._find_pages(kind, caller, door, view, *how)[0] != pages)
+            return bool(self._find_pages(kind, caller, door, view, *how).pages != pages)
         tools = self._hub.list_tools(caller, view, kind, door)
         return bool(before != tuple(tool.name for tool in tools))
 
@@ -304,13 +321,16 @@ class ListPages:
             _mark_login(definition, tool.target.name)
         return _SHAPE[kind](definition, revision)
 
-    def _split_pages(self, kind: str, entries: Pages, tail: Mapping[str, Any]) -> Pages:
+    def _split_pages(
+        self, kind: str, entries: Pages, tail: Mapping[str, Any], tools: Sequence[Tool]
+    ) -> Pages:
         pages: Pages = []
         start = size = 0
         for index, (_, entry) in enumerate(entries):
             if size + len(entry) > PAGE_BYTES and index > start:
                 last = entries[index - 1][0]
-                rest = {**tail, "nextCursor": self._seal_cursor(last, kind)}
+                target = next((tool.target.name for tool in tools if tool.name == last), "")
+                rest = {**tail, "nextCursor": self._seal_cursor(target, last, kind)}
                 pages.append((last, _encode_page(kind, entries[start:index], rest)))
                 start, size = index, 0
             size += len(entry) + 1
@@ -319,11 +339,11 @@ class ListPages:
 
     # --- cursors -----------------------------------------------------------------------------
 
-    def _seal_cursor(self, name: str, kind: str) -> str:
-        body = name.encode()
+    def _seal_cursor(self, target: str, name: str, kind: str) -> str:
+        body = f"{target}\n{name}".encode()
         return base64.urlsafe_b64encode(self._mac(body, kind) + body).decode()
 
-    def _open_cursor(self, cursor: Any, kind: str) -> str | None:
+    def _open_cursor(self, cursor: Any, kind: str) -> tuple[str, str] | None:
         if not isinstance(cursor, str):
             return None
         try:
@@ -331,7 +351,10 @@ class ListPages:
         except (binascii.Error, ValueError):
             return None
         mac, body = raw[:MAC_BYTES], raw[MAC_BYTES:]
-        return body.decode() if hmac.compare_digest(mac, self._mac(body, kind)) else None
+        if not hmac.compare_digest(mac, self._mac(body, kind)):
+            return None
+        target, _, name = body.decode().rpartition("\n")
+        return target, name
 
     def _mac(self, body: bytes, kind: str) -> bytes:
         return hmac.digest(self._key, kind.encode() + b"\n" + body, "sha256")[:MAC_BYTES]
