@@ -56,6 +56,75 @@ def test_misspelt_arguments_are_cut_before_they_are_compared() -> None:
     assert measure_cpu(lambda: find_misspelt(schema, many)) < 8 * small
 
 
+BOOK: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "query": {"type": "string"},
+        "library": {"type": "string"},
+        "count": {"type": "integer"},
+        "sort": {"enum": ["name", "date"]},
+        "author": {"type": "object", "required": ["name"], "properties": {"age": {"minimum": 0}}},
+    },
+    "required": ["query", "library"],
+}
+
+
+@pytest.mark.parametrize("mode", [STRICT, LENIENT])
+def test_all_problems_are_named(mode: str) -> None:
+    missing = '"query" is a required property; "library" is a required property'
+    assert explain_whole(BOOK, mode, {}) == missing
+    problem = explain_whole(BOOK, mode, {"count": "x", "sort": "size", "author": {"age": -1}})
+    for part in (
+        '"query" is a required', '"library" is a required', 'count: "x" is not of type "integer"',
+        'sort: "size" is not one of', 'author: "name" is a required', "author/age: -1 is less",
+    ):  # fmt: skip
+        assert part in problem, problem
+    assert problem.count("; ") == 5
+
+
+def test_what_a_server_converts_is_not_named_as_a_problem() -> None:
+    problem = explain_whole(BOOK, LENIENT, {"query": "q", "count": "5", "sort": "size"})
+    assert '"library" is a required property' in problem and "sort: " in problem
+    assert "count" not in problem
+    assert "count" in explain_whole(BOOK, STRICT, {"query": "q", "count": "5"})
+
+
+@pytest.mark.parametrize("mode", [STRICT, LENIENT])
+def test_named_problems_are_bounded(mode: str) -> None:
+    names = [f"p{number}" for number in range(40)]
+    schema = {
+        "type": "object",
+        "properties": {key: {"type": "integer"} for key in names},
+        "required": names,
+    }
+    problem = explain_whole(schema, mode, {"p0": "x"})
+    assert '"p1" is a required property; "p2"' in problem and problem.endswith("; and more")
+    assert problem.count("; ") == 10
+    # Too many values to describe all errors of: what is missing is named nevertheless.
+    large = {"p0": "x", "more": [[1] * 50] * 1_000}
+    assert explain_whole(schema, mode, large).count("is a required property") == 10
+
+
+@pytest.mark.parametrize("mode", [STRICT, LENIENT])
+def test_cost_of_a_refusal_does_not_grow_with_the_required_names(mode: str) -> None:
+    def build(count: int) -> Any:
+        required = [f"name_{number}" for number in range(count)]
+        check = compile_schema({"type": "object", "required": required}, mode)
+        problem = check({})
+        assert problem is not None and problem.count("is a required property") == 10
+        return lambda: check({})
+
+    small = measure_cpu(build(3_000))
+    assert measure_cpu(build(300_000)) < 8 * max(small, 0.001)
+
+
+def explain_whole(schema: dict[str, Any], mode: str, arguments: dict[str, Any]) -> str:
+    check = compile_schema(schema, mode)
+    problem = check(arguments)
+    assert problem is not None
+    return check.find_problem(arguments, problem) if isinstance(check, LenientCheck) else problem
+
+
 def test_explanation_names_what_is_wrong_in_the_first_items() -> None:
     schema = {"type": "array", "items": {"type": "integer"}}
     problem = explain(schema, LENIENT, {"values": [1, "x", *range(50_000)]})

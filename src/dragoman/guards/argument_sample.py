@@ -34,7 +34,7 @@ def sample_arguments(
     first values, those nearest to the top first."""
     described, items = (MAX_RELAXED, FEW_ITEMS) if is_relaxed else (MAX_DESCRIBED, MAX_ITEMS)
     most = described // max(schema_size, 1)
-    if _has_at_most(arguments, most if is_relaxed else max(MIN_VALUES, most)):
+    if has_at_most(arguments, most if is_relaxed else max(MIN_VALUES, most)):
         return arguments
     most = max(MIN_VALUES, most)
     sample: dict[str, Any] = {}
@@ -64,7 +64,8 @@ def is_whole(sample: Any, arguments: Any, place: Sequence[Any]) -> bool:
     return kept is not _ABSENT
 
 
-def _has_at_most(arguments: Mapping[str, Any], most: int) -> bool:
+def has_at_most(arguments: Mapping[str, Any], most: int) -> bool:
+    """Whether the arguments have at most so many values; a long text counts as several."""
     left: list[Any] = [arguments]
     while left:
         value = left.pop()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from functools import cached_property
+from itertools import islice
 from typing import Any
 from urllib.parse import unquote
 
@@ -14,7 +16,13 @@ from dragoman.core.pipeline import Next
 from dragoman.core.ports import Decision
 from dragoman.core.structs import replace
 from dragoman.core.tool import Tool, Validator, accept_anything
-from dragoman.guards.argument_sample import is_whole, sample_arguments
+from dragoman.guards.argument_sample import (
+    MAX_DESCRIBED,
+    MAX_RELAXED,
+    has_at_most,
+    is_whole,
+    sample_arguments,
+)
 from dragoman.guards.lenient_schema import (
     find_misspelt,
     name_unknown,
@@ -32,7 +40,8 @@ MAX_EXPLAINED = 1_000
 """Above this size only the outline is explained: explaining costs a thousand times more than
 checking."""
 MISMATCH = "they do not match the schema"
-
+MAX_PROBLEMS = 10
+"""Problems of arguments that are named."""
 
 LENIENT, STRICT, UNCHECKED = "lenient", "strict", "off"
 """What is refused: what no server could accept, what violates the schema, nothing."""
@@ -102,28 +111,85 @@ class SchemaCheck:
             return None
         return self._explain(arguments)
 
-    def _explain(self, arguments: Mapping[str, Any], place: Sequence[Any] | None = None) -> str:
-        """Explains one error of a sample of the arguments, if possible that at `place`."""
+    def _explain(
+        self, arguments: Mapping[str, Any], places: Collection[tuple[Any, ...]] = ()
+    ) -> str:
+        """Names what is wrong with the arguments, if possible only at `places`: all of it if they
+        are small for the schema, else the missing ones and one error of a sample."""
+        errors: list[jsonschema_rs.ValidationError] = []
+        if self._is_small(arguments, MAX_DESCRIBED):
+            # The engine describes all errors before it returns the first one.
+            errors = list(self._explainer.iter_errors(arguments))
+            errors = [one for one in errors if _is_at(one, places)] or errors[:1]
+        if errors:
+            problems = [_describe(one) for one in islice(errors, MAX_PROBLEMS + 1)]
+        else:
+            error = self._find_error(arguments, places)
+            problems = [*self._list_missing(arguments), _describe(error) if error else MISMATCH]
+        problems = list(dict.fromkeys(problems))
+        if len(problems) > 1 and problems[-1] == MISMATCH:
+            problems.pop()
+        if len(problems) > MAX_PROBLEMS:
+            problems[MAX_PROBLEMS:] = ["and more"]
+        if self._lacks_arguments(arguments):
+            schema = self._schema
+            more = find_misspelt(schema, arguments) or name_unknown(schema, arguments)
+            problems += [more] if more else []
+        return "; ".join(problems)
+
+    def _find_error(
+        self, arguments: Mapping[str, Any], places: Collection[tuple[Any, ...]]
+    ) -> jsonschema_rs.ValidationError | None:
+        """Finds one error of a sample of the arguments, if possible one at `places`."""
         sample = sample_arguments(arguments, self._size)
         try:
             self._explainer.validate(sample)
         except jsonschema_rs.ValidationError as error:
-            if place is not None and list(error.instance_path) != place:
+            if not _is_at(error, places):
                 errors = self._explainer.iter_errors(sample)
-                error = next((one for one in errors if list(one.instance_path) == place), error)
+                error = next((one for one in errors if _is_at(one, places)), error)
             if is_whole(sample, arguments, error.instance_path) or isinstance(
                 error.kind, _UNRELATED_TO_SIZE
             ):
-                return self._describe(error, arguments)
-        return MISMATCH
+                return error
+        return None
 
-    def _describe(self, error: jsonschema_rs.ValidationError, arguments: Mapping[str, Any]) -> str:
-        path = "/".join(str(step) for step in error.instance_path)
-        words = _short(f"{path}: {error.message}" if path else error.message)
-        if not path and isinstance(error.kind, jsonschema_rs.ValidationErrorKind.Required):
-            more = find_misspelt(self._schema, arguments) or name_unknown(self._schema, arguments)
-            words = f"{words}; {more}" if more else words
-        return words
+    def _is_small(self, arguments: Mapping[str, Any], described: int) -> bool:
+        """Whether describing all errors of the arguments takes a short time."""
+        room = described // self._weight
+        return room > 0 and has_at_most(arguments, room)
+
+    @cached_property
+    def _weight(self) -> int:
+        """The size of the schema for the description of all errors: each name in `required` can be
+        one, and the values of an `enum` are a part of it."""
+        return self._size * (1 + _find_longest_list(self._read) // 16)
+
+    def _list_missing(self, arguments: Mapping[str, Any]) -> list[str]:
+        missing = (one for one in self._required if one not in arguments)
+        return [_short(f'"{one}" is a required property') for one in islice(missing, MAX_PROBLEMS)]
+
+    def _lacks_arguments(self, arguments: Mapping[str, Any]) -> bool:
+        return any(one not in arguments for one in self._required)
+
+    @property
+    def _required(self) -> list[str]:
+        required = self._read.get("required")
+        return required if isinstance(required, list) else []
+
+
+def _describe(error: jsonschema_rs.ValidationError) -> str:
+    path = "/".join(str(step) for step in error.instance_path)
+    return _short(f"{path}: {error.message}" if path else error.message)
+
+
+def _is_at(error: jsonschema_rs.ValidationError, places: Collection[tuple[Any, ...]]) -> bool:
+    """Whether the error is at one of the places, or within one below the outermost; with no places,
+    it is."""
+    path = tuple(error.instance_path)
+    return not places or any(
+        path == place or (place and path[: len(place)] == place) for place in places
+    )
 
 
 _UNRELATED_TO_SIZE = (
@@ -152,11 +218,14 @@ class LenientCheck(SchemaCheck):
                 self._relaxed = _compile(relax(self._read))[0]
             if self._relaxed.is_valid(arguments):
                 return ""
+            if self._is_small(arguments, MAX_RELAXED):
+                errors = self._relaxed.iter_errors(arguments)
+                return self._explain(arguments, {tuple(one.instance_path) for one in errors})
             if self._explainer is self._validator:
                 sample = sample_arguments(arguments, self._size, is_relaxed=True)
                 self._relaxed.validate(sample)
         except jsonschema_rs.ValidationError as error:
-            return self._explain(arguments, list(error.instance_path))
+            return self._explain(arguments, {tuple(error.instance_path)})
         return problem
 
 
@@ -273,6 +342,17 @@ def _expanded_size(schema: Mapping[str, Any]) -> int:
         return size(schema)
     except RecursionError:
         raise ValueError("its references are nested too deeply") from None
+
+
+def _find_longest_list(schema: Any) -> int:
+    longest, left = 0, [schema]
+    while left:
+        node = left.pop()
+        if isinstance(node, list):
+            longest = max(longest, len(node))
+        values = node.values() if isinstance(node, dict) else node
+        left += (value for value in values if isinstance(value, dict | list))
+    return longest
 
 
 def _targets(node: Mapping[str, Any], root: Mapping[str, Any]) -> list[Any]:
