@@ -12,7 +12,7 @@ from dragoman.core.errors import NotFound, WorkFailed
 from dragoman.core.kept_results import KeptResults
 from dragoman.core.pipeline import build_pipeline
 from dragoman.core.principal import OWNER
-from dragoman.core.tool import build_missing_tool
+from dragoman.core.tool import PROMPT, RESOURCE, TOOL, build_missing_tool
 from dragoman.core.trace import new_trace
 from dragoman.guards.config import Limits
 from dragoman.guards.truncate import Truncate
@@ -41,13 +41,14 @@ async def cut(
     size: int = -1,
     schema: Any = None,
     artifacts: Sequence[Artifact] = (),
+    kind: str = TOOL,
 ) -> Result:
     """What is left of a result that a target gives, where nothing of it is kept."""
 
     async def target(call: Call) -> Result:
         return Result(content=content, structured=structured, size=size, artifacts=artifacts)
 
-    call = a_call(definition={"outputSchema": schema})
+    call = a_call(definition={"outputSchema": schema}, kind=kind)
     return await build_pipeline([Truncate(LIMITS, KeptResults(0, 600))], target)(call)
 
 
@@ -78,11 +79,23 @@ async def test_texts_are_truncated_individually_in_order() -> None:
     assert len(content[1]["text"]) == 60_000  # what the target holds is not changed
 
 
-async def test_embedded_resource_text_is_truncated() -> None:
-    resource = {"uri": "test://x", "text": "x" * 50_001, "mimeType": "text/plain"}
-    (block,) = (await cut({"type": "resource", "resource": resource})).content
-    assert block["resource"]["text"] == f"{'x' * CAP}\n{marker(1, 50_001)}"
-    assert block["resource"]["uri"] == "test://x"
+@pytest.mark.parametrize("kind", [TOOL, PROMPT, RESOURCE])
+async def test_resources_have_one_limit_wherever_they_are(kind: str) -> None:
+    for length, out in ((DATA, 0), (DATA + 1, 1)):
+        resource = {"uri": "test://x", "text": "x" * length, "mimeType": "text/plain"}
+        (block,) = (await cut({"type": "resource", "resource": resource}, kind=kind)).content
+        more = f"\n{marker(1, length, 'data_chars', DATA)}" if out else ""
+        assert block["resource"] == {**resource, "text": "x" * DATA + more}
+
+
+async def test_structured_binary_data_is_not_kept_as_a_text_that_was_cut() -> None:
+    kept, data = KeptResults(64, 600), b64encode(bytes(range(256)) * 1_000).decode()
+
+    async def target(call: Call) -> Result:
+        return Result(content=[text("done")], structured={"image": data})
+
+    result = await build_pipeline([Truncate(LIMITS, kept)], target)(a_call())
+    assert result.structured == {"image": data} and kept.size == 0
 
 
 @pytest.mark.parametrize(

@@ -245,9 +245,9 @@ class Limits(Struct, frozen=True, kw_only=True):
     data_chars: Annotated[
         Chars,
         _about(
-            "Characters of structured content, and of a resource that is read; long texts in what "
-            "is longer are cut. Binary data does not count, nor do code, JSON and XML that are "
-            "read, and user interfaces."
+            "Characters of structured content, and of a resource that is read or embedded in a "
+            "result or prompt; long texts in what is longer are cut. Binary data does not count, "
+            "nor do code, JSON and XML that are read, and user interfaces."
         ),
     ] = 1_000_000
     kept_secs: Annotated[

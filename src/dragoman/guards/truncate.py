@@ -123,20 +123,21 @@ class Truncate:
         if isinstance(resource, dict) and isinstance(resource.get("text"), str):
             mime = resource.get("mimeType")
             if not self._is_whole(call, resource):
-                text = self._cut(call, resource["text"], mime if isinstance(mime, str) else TEXT)
+                mime = mime if isinstance(mime, str) else TEXT
+                text = self._cut(call, resource["text"], mime, is_resource=True)
                 block = {**block, "resource": {**resource, "text": text}}
         return block
 
     def _is_long(self, call: Call, block: Any) -> bool:
         if not isinstance(block, dict):
             return False
-        most = self._limit_for(call)[0]
-        resource = block.get("resource")
+        resource, text = block.get("resource"), block.get("text")
         inner = resource.get("text") if isinstance(resource, dict) else None
         if inner is not None and self._is_whole(call, resource):
             inner = None
         return (
-            any(isinstance(text, str) and len(text) > most for text in (block.get("text"), inner))
+            (isinstance(text, str) and len(text) > self._limit_for(call)[0])
+            or (isinstance(inner, str) and len(inner) > self.data_chars)
             or (_is_data(block) and len(encode(block["data"])) > self.data_chars)
         )  # fmt: skip
 
@@ -147,15 +148,15 @@ class Truncate:
 
     # --- texts -----------------------------------------------------------------------------------
 
-    def _limit_for(self, call: Call) -> tuple[int, str]:
-        """The maximum length of a text, and its setting. A tool's result, which goes to a model, is
-        shorter than a document that was requested by its address."""
-        if call.tool.kind == RESOURCE:
+    def _limit_for(self, call: Call, is_resource: bool = False) -> tuple[int, str]:
+        """The maximum length of a text, and its setting. A text of a tool's result, which goes to a
+        model, is shorter than a resource, whether that was read or is embedded in something."""
+        if is_resource or call.tool.kind == RESOURCE:
             return self.data_chars, "data_chars"
         return self.chars, "result_chars"
 
-    def _cut(self, call: Call, text: str, mime_type: str) -> str:
-        most, setting = self._limit_for(call)
+    def _cut(self, call: Call, text: str, mime_type: str, is_resource: bool = False) -> str:
+        most, setting = self._limit_for(call, is_resource)
         if len(text) <= most:
             return text
         where = self._keep(call, text, mime_type, most)
@@ -191,6 +192,8 @@ class Truncate:
     async def _shorten(self, call: Call, value: Any, whole: str, fits: Fits) -> Any:
         """Cuts long texts in `value`; if that does not suffice, returns a text that says so."""
         most = self.data_chars
+        if await asyncio.to_thread(count_chars, value) <= most:  # the rest is binary data
+            return value
         where = self._keep(call, whole, JSON, 0)
 
         def mark(length: int, left: int) -> str:
