@@ -261,7 +261,7 @@ async def test_headers_mirror_the_message(short_tmp: Path) -> None:
 
     async with run_hub(short_tmp) as world, serve_stub(handle) as server:
         upstream = await world.add(http("s", server.url))
-        assert [tool.remote_name for tool in world.hub.catalog.list_tools()] == ["marked", "plain"]
+        assert [tool.remote_name for tool in world.hub.catalog.list_tools()] == ["plain", "marked"]
         (problem,) = upstream.catalog.problems
         assert "broken" in problem and "x-mcp-header" in problem
 

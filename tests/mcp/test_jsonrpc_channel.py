@@ -248,17 +248,18 @@ async def test_oversized_response_fails_only_its_requester() -> None:
     channel = ScriptedChannel()
     task, other = channel.ask(), channel.ask()
     await asyncio.sleep(0)
+    channel.limit.bytes = 100
     channel.reject_oversized(
-        too_large(b'{"jsonrpc":"2.0","result":{"id":2,"x":[{"id": 1}],"text":"', b'"id":2}]}'), 100
+        too_large(b'{"jsonrpc":"2.0","result":{"id":2,"x":[{"id": 1}],"text":"', b'"id":2}]}')
     )
     await asyncio.sleep(0)
     assert not task.done() and not other.done()
-    channel.reject_oversized(too_large(b'{"id": 2, "result": {"id": 1, "te', b'"id":1}}'), 100)
+    channel.reject_oversized(too_large(b'{"id": 2, "result": {"id": 1, "te', b'"id":1}}'))
     with pytest.raises(BadReply, match='answered "tools/call" with more than 100 bytes'):
         await other
     assert not task.done()
     last = b'"}]},"jsonrpc":"2.0","id":1}'
-    channel.reject_oversized(too_large(b'{"result":{"content":[{"text":"id', last), 100)
+    channel.reject_oversized(too_large(b'{"result":{"content":[{"text":"id', last))
     with pytest.raises(BadReply, match="too large for one message"):
         await task
 

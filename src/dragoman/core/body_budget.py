@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Hashable
 from typing import Protocol
 
+from dragoman.core.errors import BadReply
 from dragoman.core.read_pacing import BytePace
 
 MAX_WAITING = 256
@@ -16,6 +17,10 @@ MAX_WAITING_EACH = 64
 """Of these, requests of one principal."""
 MAX_PACED = 1_000
 """Principals whose speed is known before those that send nothing are forgotten."""
+
+
+class AnswerTooLong(BadReply):
+    """An answer is longer than its reader allows."""
 
 
 class BodyWaiter(Protocol):

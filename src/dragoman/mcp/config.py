@@ -95,6 +95,15 @@ class ServerEntry(Struct, frozen=True, kw_only=True):
     limits: Annotated[
         ProcessLimits, Meta(description="Resource limits of the processes of a stdio server.")
     ] = ProcessLimits()
+    message_megabytes: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=30,
+            description="Megabytes of one message from it, such as a result with images. "
+            "Structured content that repeats the rest of a result does not count.",
+        ),
+    ] = 10
     idle_secs: Annotated[
         float,
         Meta(ge=0, description="Seconds after which an unused stdio server is stopped; 0: never."),

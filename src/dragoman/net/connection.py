@@ -14,7 +14,7 @@ from typing import NoReturn, Protocol, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from dragoman.core.body_budget import BodyBudget
+from dragoman.core.body_budget import AnswerTooLong, BodyBudget
 from dragoman.core.call import caller
 from dragoman.core.deadlines import Deadlines
 from dragoman.core.errors import BadReply, TargetFailed, TimedOut, Unreachable
@@ -171,9 +171,9 @@ class HttpExchange(Struct, eq=False):
             self._resume()
         try:
             while True:
-                if len(self._waiting) > limit:
-                    self.fail(self._too_long(limit))
-                    raise self._too_long(limit)
+                if len(self._waiting) > self._most:
+                    self.fail(self._too_long(self._most))
+                    raise self._too_long(self._most)
                 if self._error is not None:
                     raise self._error
                 if self.complete:
@@ -226,6 +226,7 @@ class HttpExchange(Struct, eq=False):
     async def _read_inflated(self, limit: int) -> bytes:
         # Not one buffer: to enlarge one of megabytes copies it, which takes milliseconds.
         self._caller = caller.get()
+        limit = min(limit, INFLATED_BYTES, self._connection.room.share)
         parts: list[bytes] = []
         last = bytearray()
         size = 0
@@ -239,7 +240,7 @@ class HttpExchange(Struct, eq=False):
                 if size > limit:
                     self.fail_reply(f"it is longer than {limit} bytes after decompression")
                 elif size > WAITING_BYTES and not self._room:
-                    self._reserve(min(limit, INFLATED_BYTES))
+                    self._reserve(limit)
                     while self._waits:
                         await self._news()
             return b"".join([*parts, last])
@@ -310,6 +311,8 @@ class HttpExchange(Struct, eq=False):
     # that every body that was begun can be read to its end, and none waits while it has room.
 
     def _reserve_body(self) -> None:
+        if "content-length" not in self.headers:
+            self._most = min(self._most, self._connection.room.share)
         self._reserve(int(self.headers.get("content-length", self._most)))
 
     def _reserve(self, size: int) -> None:
@@ -412,8 +415,8 @@ class HttpExchange(Struct, eq=False):
         self._paused = False
         self._connection.resume(self)
 
-    def _too_long(self, limit: int) -> BadReply:
-        return BadReply(f'the answer of "{self._shown}" is longer than {limit} bytes')
+    def _too_long(self, limit: int) -> AnswerTooLong:
+        return AnswerTooLong(f'the answer of "{self._shown}" is longer than {limit} bytes')
 
 
 class Connection(asyncio.Protocol):

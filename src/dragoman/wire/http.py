@@ -25,7 +25,7 @@ class HttpReply(Struct):
 
 class Body(Protocol):
     async def read(self, limit: int) -> bytes:
-        """Reads all of it; raises `BadReply` when it is longer than `limit`."""
+        """Reads all of it; raises `AnswerTooLong` when it is longer than `limit`."""
 
     def chunks(self) -> AsyncIterator[bytes]:
         """Iterates over the body as it arrives. A reader that stops early calls `close`."""

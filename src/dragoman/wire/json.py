@@ -39,11 +39,12 @@ def decode(
     text: bytes | bytearray | memoryview,
     max_tokens: int = MAX_TOKENS,
     max_depth: int = MAX_DEPTH,
+    max_bytes: int = MAX_BYTES,
 ) -> Any:
     data = text if type(text) is bytes else bytes(text)
     size = len(data)
-    if size > MAX_BYTES:
-        raise Malformed(f"the message is larger than {MAX_BYTES} bytes")
+    if size > max_bytes:
+        raise Malformed(f"the message is larger than {max_bytes} bytes")
     # Each level takes two brackets, so most messages are too short for more levels than allowed.
     opened = data.count(b"{") + data.count(b"[") if size > 2 * max_depth else 0
     if size > max_tokens and opened + data.count(b",") > max_tokens:
@@ -59,9 +60,9 @@ def decode(
     return value
 
 
-def decode_reply(text: bytes) -> Any:
+def decode_reply(text: bytes, max_bytes: int = MAX_BYTES) -> Any:
     """Decodes a server's response, with larger limits than a client's request."""
-    return decode(text, MAX_REPLY_TOKENS, MAX_REPLY_DEPTH)
+    return decode(text, MAX_REPLY_TOKENS, MAX_REPLY_DEPTH, max_bytes)
 
 
 _CONTAINERS = (dict, list)

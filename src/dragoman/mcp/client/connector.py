@@ -25,6 +25,7 @@ from dragoman.core.secret_rules import Author, SecretUse
 from dragoman.mcp.client.connection import HttpWireType
 from dragoman.mcp.client.jsonrpc_channel import Wire
 from dragoman.mcp.client.legacy_sse import SseWire
+from dragoman.mcp.client.message_limit import MessageLimit
 from dragoman.mcp.client.server_start import build_folder_name
 from dragoman.mcp.client.session import BothErasAnswered, SessionSpec, UpstreamSession
 from dragoman.mcp.client.stdio import StdioWire
@@ -137,7 +138,7 @@ class Connector:
         confine = partial(self._confine, upstream, bubblewrap, folder, env, cwd)
 
         async def start(modern: bool | None) -> UpstreamSession:
-            wire = StdioWire(upstream.name, spec.sink, upstream.stderr)
+            wire = StdioWire(upstream.name, spec.sink, upstream.stderr, _build_limit(upstream))
             await wire.start(
                 os.path.expanduser(transport.command), transport.args, env, cwd, confine
             )
@@ -243,7 +244,9 @@ class Connector:
         else:
             http = self._reach(transport.url, transport.allow_private)
         headers, http = await self._fill_headers(upstream, transport, http)
-        wire = wire_type(upstream.name, http, transport.url, headers, spec.sink)
+        wire = wire_type(
+            upstream.name, http, transport.url, headers, spec.sink, _build_limit(upstream)
+        )
         await wire.start()
         session = await self._open(upstream, wire, seconds, modern, spec)
         upstream.connection.http_wire = wire_type
@@ -300,6 +303,10 @@ def build_not_modern(server: str) -> BadReply:
     return BadReply(
         f'server "{server}" does not speak 2026-07-28; set its era to "auto" or "legacy"'
     )
+
+
+def _build_limit(upstream: Upstream) -> MessageLimit:
+    return MessageLimit(upstream.name, upstream.entry.message_megabytes)
 
 
 def _build_use(upstream: Upstream) -> SecretUse:

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from dragoman.core.call import NOTHING
 from dragoman.core.errors import BadReply, HubError, TimedOut, Unreachable, WorkFailed
 from dragoman.core.read_pacing import LARGE
+from dragoman.mcp.client.message_limit import MessageLimit
 from dragoman.mcp.client.notifications import (
     NotificationSink,
     PendingServerRequests,
@@ -240,9 +241,12 @@ class JsonRpcChannel(IncomingRouter):
 
     supports_sessions = has_push_streams = sends_headers = False
 
-    def __init__(self, server: str, sink: NotificationSink) -> None:
+    def __init__(
+        self, server: str, sink: NotificationSink, limit: MessageLimit | None = None
+    ) -> None:
         super().__init__(sink)
         self.server = server
+        self.limit = MessageLimit(server) if limit is None else limit
         self._loop = asyncio.get_running_loop()
         self.lost: asyncio.Future[str] = self._loop.create_future()
         self._pending: dict[int, PendingRequest] = {}
@@ -358,10 +362,12 @@ class JsonRpcChannel(IncomingRouter):
         before = self.unsolicited
         begun = thread_time() if len(data) > LARGE else 0.0
         try:
-            message = decode_reply(data)
+            message = decode_reply(data, self.limit.most)
         except Malformed as error:
             self._reject_malformed(data, error)
             message = []
+        if len(data) > self.limit.bytes and not self._accept_size(message, len(data)):
+            return
         if type(message) is dict and "result" in message and "method" not in message:
             id = message.get("id")  # most messages are results
             pending = self._pending.get(id) if type(id) is int else None
@@ -421,20 +427,30 @@ class JsonRpcChannel(IncomingRouter):
         problem = f'server "{self.server}" answered "{pending.method}" with an invalid message'
         pending.future.set_exception(BadReply(f"{problem}: {error}"))
 
-    def reject_oversized(self, message: OversizedFrame, limit: int) -> None:
+    def _accept_size(self, message: Any, size: int) -> bool:
+        """Whether a message above the limit is a result that repeats itself; otherwise fails the
+        request that it answers."""
+        is_result = isinstance(message, dict) and "result" in message and "method" not in message
+        pending = self._find_pending(message.get("id")) if is_result else None
+        if pending is None:
+            self.report_invalid(f"a message larger than {self.limit.bytes} bytes")
+            return False
+        try:
+            self.limit.check(pending.method, message["result"], size)
+        except BadReply as error:
+            pending.future.set_exception(error)
+            return False
+        return True
+
+    def reject_oversized(self, message: OversizedFrame) -> None:
         """Fails the request whose response was skipped because of its size. Some servers write the
         id first, others last."""
         id = find_id(message.prefix)[0]
         pending = self._find_pending(find_id_at_end(message.suffix) if id is None else id)
         if pending is None:
-            self.report_invalid(f"a message larger than {limit} bytes")
+            self.report_invalid(f"a message larger than {self.limit.bytes} bytes")
             return
-        pending.future.set_exception(
-            BadReply(
-                f'server "{self.server}" answered "{pending.method}" with more than {limit} bytes, '
-                "which is too large for one message; request less data"
-            )
-        )
+        pending.future.set_exception(self.limit.build_error(pending.method))
 
     def report_invalid(self, problem: str) -> None:
         self.unsolicited += 1

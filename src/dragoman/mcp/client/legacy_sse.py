@@ -14,11 +14,11 @@ from dragoman.core.read_pacing import LINES_AN_EVENT, Pace
 from dragoman.core.trace import HEADERS as TRACE_HEADERS
 from dragoman.core.trace import new_trace, trace_headers
 from dragoman.mcp.client.jsonrpc_channel import JsonRpcChannel
+from dragoman.mcp.client.message_limit import MessageLimit
 from dragoman.mcp.client.notifications import NotificationSink
 from dragoman.mcp.client.streamable_http import JSON_TYPE, STREAM_TYPE, UpstreamHttpError
 from dragoman.wire import sse
 from dragoman.wire.http import HttpClient, HttpReply
-from dragoman.wire.json import MAX_BYTES
 
 UNSENT_BYTES = 16 * 1024 * 1024
 MAX_POSTS = 32
@@ -37,8 +37,9 @@ class SseWire(JsonRpcChannel):
         url: str,
         headers: Mapping[str, str],
         sink: NotificationSink,
+        limit: MessageLimit | None = None,
     ) -> None:
-        super().__init__(server, sink)
+        super().__init__(server, sink, limit)
         self.url = url
         self._http = http
         self._headers = {
@@ -130,7 +131,7 @@ class SseWire(JsonRpcChannel):
             self.mark_lost(f"it answered a message with HTTP {reply.status}")
 
     async def _read(self, reply: HttpReply, endpoint: asyncio.Future[str]) -> None:
-        parser = sse.SseParser(MAX_BYTES)
+        parser = sse.SseParser(self.limit.most)
         pace = Pace()
         reason = "it ended the stream"
         try:
@@ -147,8 +148,10 @@ class SseWire(JsonRpcChannel):
                     unsolicited = self.unsolicited - before + piece.count(b"\n") // LINES_AN_EVENT
                     if pause := pace.pause(unsolicited, self.spent - spent):
                         await asyncio.sleep(pause)
-        except (HubError, sse.EventTooLong) as error:
+        except HubError as error:
             reason = str(error)
+        except sse.EventTooLong as error:
+            reason = f"{error}; see message_megabytes of the server"
         finally:
             reply.body.close()
             if not endpoint.done():

@@ -9,6 +9,7 @@ from typing import Any
 from dragoman.core.errors import Unreachable
 from dragoman.core.read_pacing import Pace
 from dragoman.mcp.client.jsonrpc_channel import JsonRpcChannel
+from dragoman.mcp.client.message_limit import MessageLimit
 from dragoman.mcp.client.notifications import NotificationSink
 from dragoman.mcp.protocol.framing import Deframer, Frame, OversizedFrame, Unrecoverable
 from dragoman.processes.child_process import (
@@ -17,17 +18,22 @@ from dragoman.processes.child_process import (
     Confine,
     OutputRing,
 )
-from dragoman.wire.json import MAX_BYTES
 
 DRAIN_BYTES = 64 * 1024 * 1024
 """A child that sends a single message longer than this is killed."""
 
 
 class StdioWire(JsonRpcChannel):
-    def __init__(self, server: str, sink: NotificationSink, stderr: OutputRing) -> None:
-        super().__init__(server, sink)
+    def __init__(
+        self,
+        server: str,
+        sink: NotificationSink,
+        stderr: OutputRing,
+        limit: MessageLimit | None = None,
+    ) -> None:
+        super().__init__(server, sink, limit)
         self._pace = Pace()
-        self._deframer = Deframer(MAX_BYTES, drain_limit=DRAIN_BYTES)
+        self._deframer = Deframer(self.limit.most, drain_limit=DRAIN_BYTES)
         self._stderr = stderr
         self._child: ChildProcess | None = None
         self.may_install = False
@@ -67,7 +73,7 @@ class StdioWire(JsonRpcChannel):
             if isinstance(frame, Frame):
                 self.receive(frame.payload)
             elif isinstance(frame, OversizedFrame):
-                self.reject_oversized(frame, MAX_BYTES)
+                self.reject_oversized(frame)
             elif isinstance(frame, Unrecoverable):
                 self._note_loss(f"it sent a message of more than {DRAIN_BYTES} bytes")
                 if self._child is not None:

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from dragoman.core.background import Background, resolve
 from dragoman.core.backoff import Backoff
+from dragoman.core.body_budget import AnswerTooLong
 from dragoman.core.call import NOTHING
 from dragoman.core.errors import BadReply, HubError, TimedOut, Unreachable, WorkFailed
 from dragoman.core.read_pacing import LARGE, LINES_AN_EVENT, Pace
@@ -30,6 +31,7 @@ from dragoman.mcp.client.jsonrpc_channel import (
     failure_from_error,
     is_failure,
 )
+from dragoman.mcp.client.message_limit import MessageLimit
 from dragoman.mcp.client.notifications import NotificationSink, RequestListener
 from dragoman.mcp.protocol.mirrored_headers import NAMED, encode_value
 from dragoman.mcp.protocol.notifications import ACKNOWLEDGED, CANCELLED, PROGRESS
@@ -41,7 +43,7 @@ from dragoman.mcp.protocol.revisions import (
 )
 from dragoman.wire import rpc, sse
 from dragoman.wire.http import FixedHeaders, HttpClient, HttpReply
-from dragoman.wire.json import MAX_BYTES, Malformed, decode, decode_reply
+from dragoman.wire.json import Malformed, decode, decode_reply
 
 log = logging.getLogger(__name__)
 
@@ -98,9 +100,11 @@ class HttpWire(IncomingRouter):
         url: str,
         headers: Mapping[str, str],
         sink: NotificationSink,
+        limit: MessageLimit | None = None,
     ) -> None:
         super().__init__(sink)
         self.server = server
+        self._limit = MessageLimit(server) if limit is None else limit
         self.url = url
         self._revision: Revision | None = None
         self._session: str | None = None
@@ -123,7 +127,7 @@ class HttpWire(IncomingRouter):
         """Returns a wire to the same server that sends with another client, whose credential it
         has. For the modern era, in which no request depends on another; it is lost with this one.
         """
-        other = HttpWire(self.server, http, self.url, self._fixed, self._sink)
+        other = HttpWire(self.server, http, self.url, self._fixed, self._sink, self._limit)
         other.lost, other._ids, other._revision = self.lost, self._ids, self._revision
         return other
 
@@ -159,7 +163,7 @@ class HttpWire(IncomingRouter):
             if method == "initialize":
                 self._session = reply.headers.get(SESSION)
             if reply.status == 200 and reply.headers.get("content-type") == JSON_TYPE:
-                data = await reply.body.read(MAX_BYTES)  # as nearly always
+                data = await reply.body.read(self._limit.most)  # as nearly always
                 return self._parse_answer(data, id, method), len(data)
             if reply.status != 200 or not _is_stream(reply):
                 return await self._read_answer(reply, id, method, in_session, params)
@@ -169,6 +173,8 @@ class HttpWire(IncomingRouter):
         except (TimedOut, TimeoutError):
             self._cancel(id, method, f"no response within {timeout:g} s")
             raise build_timed_out(self.server, method, timeout) from None
+        except AnswerTooLong:
+            raise self._limit.build_error(method) from None
         except asyncio.CancelledError:
             self._cancel(id, method, "the caller cancelled the request")
             raise
@@ -293,7 +299,7 @@ class HttpWire(IncomingRouter):
     async def _read_answer(
         self, reply: HttpReply, id: int, method: str, in_session: bool, params: Mapping[str, Any]
     ) -> tuple[Any, int]:
-        data = await reply.body.read(MAX_BYTES)
+        data = await reply.body.read(self._limit.most)
         if reply.status == 200:
             return self._parse_answer(data, id, method), len(data)
         if in_session and (
@@ -329,13 +335,18 @@ class HttpWire(IncomingRouter):
 
     def _parse_answer(self, data: bytes, id: int, method: str) -> Any:
         try:
-            message = decode_reply(data)
+            message = decode_reply(data, self._limit.most)
         except Malformed as error:
             raise self._build_invalid(data, method, error) from None
+        if len(data) > self._limit.bytes:
+            self._check_size(method, message, len(data))
         is_result = type(message) is dict and message.get("id") == id and "error" not in message
         if is_result and "result" in message:  # as nearly always
             return message["result"]
         return self._extract_result(message, id, method)
+
+    def _check_size(self, method: str, message: Any, size: int) -> None:
+        self._limit.check(method, message.get("result") if type(message) is dict else None, size)
 
     def _build_invalid(self, data: bytes, method: str, error: Malformed) -> BadReply:
         answered = f'server "{self.server}" answered "{method}"'
@@ -402,6 +413,8 @@ class HttpWire(IncomingRouter):
                     elif message.get("id") == call.id:
                         if call.refused is not None and is_failure(message):
                             raise build_unanswered(self.server, method, message, call.refused)
+                        if size > self._limit.bytes:
+                            self._check_size(method, message, size)
                         return self._extract_result(message, message["id"], method), size
             except Unreachable:
                 if not self._is_resumable(position, method):
@@ -446,11 +459,12 @@ class HttpWire(IncomingRouter):
         )
 
     async def _read_messages(
-        self, reply: HttpReply, position: StreamPosition, most: int = MAX_BYTES
+        self, reply: HttpReply, position: StreamPosition, most: int | None = None
     ) -> AsyncIterator[tuple[dict[str, Any], int]]:
         """Yields the messages of a stream, each with its size in bytes. For one of more than `most`
-        bytes room is reserved first."""
-        parser = sse.SseParser(MAX_BYTES)
+        bytes, by default the limit, room is reserved first."""
+        parser, limit = sse.SseParser(self._limit.most), self._limit.bytes
+        most = limit if most is None else most
         pace, has_room = Pace(), False
         async for chunk in reply.body.chunks():
             for piece in sse.split_pieces(chunk):
@@ -471,7 +485,7 @@ class HttpWire(IncomingRouter):
                         await asyncio.sleep(0)
                 if (parser.pending > most) is not has_room:
                     has_room = not has_room
-                    await reply.body.reserve(MAX_BYTES if has_room else 0)
+                    await reply.body.reserve(limit if has_room else 0)
                 if pause := pace.pause(len(events) + piece.count(b"\n") // LINES_AN_EVENT, spent):
                     await asyncio.sleep(pause)
 
@@ -481,7 +495,10 @@ class HttpWire(IncomingRouter):
         try:
             events = parser.feed(piece)
         except sse.EventTooLong as error:
-            raise BadReply(f'server "{self.server}" sent an event too large: {error}') from None
+            raise BadReply(
+                f'server "{self.server}" sent an event too large: {error}; request less data, or '
+                "raise message_megabytes of the server"
+            ) from None
         if parser.retry is not None:
             position.pause = min(max(parser.retry / 1000, SHORTEST_RETRY), LONGEST_RETRY)
         return events
@@ -489,7 +506,7 @@ class HttpWire(IncomingRouter):
     def _decode_event(self, data: bytes) -> list[dict[str, Any]]:
         """Decodes the messages of an event: one, or the first ones of a batch."""
         try:
-            message = decode_reply(data)
+            message = decode_reply(data, self._limit.most)
         except Malformed as error:
             raise self._build_invalid(data, "a stream", error) from None
         batch = message[:MAX_BATCH] if isinstance(message, list) else [message]
