@@ -63,8 +63,8 @@ def test_portable_names_are_short_without_dots_and_callable_like_all_others(
         usual = listed(hub.mcp_url, "somebody")
         assert len(names) == len(usual)
         for name in names:
-            assert re.fullmatch(r"[A-Za-z0-9_-]{1,48}", name), name
-        assert {"mcp_s_plain", "vercel_ops_deploy"} <= names.keys()
+            assert re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name), name
+        assert {"s_plain", "s_with_dots", "vercel_ops_deploy"} <= names.keys()
         assert {"mcp_s_plain", "mcp_s_with.dots"} <= usual.keys()
         # Every form is called, and is one tool to the audit.
         for name in (*names, *usual):

@@ -204,7 +204,7 @@ async def test_server_that_is_stopped_while_it_is_published_offers_nothing(
     assert claims.find_owner(TOOL, f"mcp_s_{TOOLS[0]['name']}") is None
 
 
-async def test_a_list_in_another_order_is_no_change() -> None:
+async def test_a_list_in_another_order_is_no_change_and_long_names_are_reported() -> None:
     catalogs = build_catalogs(admit_all, NameClaims())
 
     async def connect(upstream: Upstream, seconds: float, spec: SessionSpec) -> UpstreamSession:
@@ -221,6 +221,14 @@ async def test_a_list_in_another_order_is_no_change() -> None:
     version, shuffled = catalog.version, random.Random(1).sample(TOOLS, len(TOOLS))
     await upstream.catalog.publish(session, {TOOL: shuffled})
     assert (catalog.version, catalog.list_tools()) == (version, shown)
+    assert upstream.catalog.describe_long_names() == []
+    long = {"name": "l" * 63, "inputSchema": {"type": "object"}}
+    await upstream.catalog.publish(session, {TOOL: [*TOOLS, long]})
+    (remark,) = upstream.catalog.describe_long_names()
+    assert (
+        remark.startswith('names too long for models with the prefix "s"')
+        and long["name"] in remark
+    )
     await upstream.catalog.publish(session, {TOOL: shuffled[1:]})
     assert [tool.remote_name for tool in catalog.list_tools()] == [
         tool["name"] for tool in shuffled[1:]

@@ -12,12 +12,13 @@ from dragoman import extract_mcp_server, format_mcp_tool_name, is_mcp_tool
 from dragoman.core.catalog import Catalog, admit_all
 from dragoman.core.errors import NotFound
 from dragoman.core.tool import Nowhere, Tool
-from dragoman.core.tool_identity import MAX_NAME, build_identity, fold_id, fold_name
+from dragoman.core.tool_identity import MAX_NAME, build_identity, fold_id, fold_name, shorten
 from dragoman.mcp.protocol.tool_names import (
     build_alias,
     build_canonical_name,
     build_other_names,
     build_safe_name,
+    is_shortened,
 )
 
 pytestmark = pytest.mark.promise("B3")
@@ -135,9 +136,6 @@ def test_each_naming_style_has_its_name_and_a_prefix_replaces_the_server() -> No
         "portable": "Git-Hub_create_issue",
         "portable!": "Git-Hub_create_issue_" + digest("Git-Hub.create_issue"),
     }
-    assert "portable" not in build_other_names("github", None, "create_issue"), (
-        "the usual one will do"
-    )
     prefixed = build_other_names("github", "gh", "Create-Issue")
     assert prefixed["spelled"] == "github.Create-Issue"
     assert prefixed["dotted"] == "gh.Create-Issue"
@@ -148,13 +146,57 @@ def test_each_naming_style_has_its_name_and_a_prefix_replaces_the_server() -> No
     assert untouched["safe"] == "create_issue"
 
 
+PORTABLE = [
+    ("github", None, "create_issue", "github_create_issue"),
+    ("hostinger", None, "agency-hosting_createANewWebsiteV1",
+     "hostinger_agency-hosting_createANewWebsiteV1"),
+    ("hostinger", None, "agency-hosting_deployNodeStaticWebsite",
+     "hostinger_agency-hosting_deployNodeStaticWebsite"),
+    ("hostinger", None, "t" * 54, "hostinger_" + "t" * 54),
+    ("mcp-atlassian", None, "jira_get_issue", "atlassian_jira_get_issue"),
+    ("MCP_x", None, "y", "x_y"), ("mcp", None, "y", "mcp_y"), ("mcp-", None, "y", "mcp-_y"),
+    ("mcp-atlassian", "mcp-a", "t", "mcp-a_t"), ("s", "", "get-time", "get-time"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("server", "prefix", "tool", "portable"), PORTABLE)
+def test_portable_names_have_one_form_and_the_spelling_of_the_server(
+    server: str, prefix: str | None, tool: str, portable: str
+) -> None:
+    assert build_other_names(server, prefix, tool)["portable"] == portable
+    assert not is_shortened(server, prefix, tool)
+
+
+def test_only_portable_names_that_are_too_long_have_a_digest() -> None:
+    name = build_other_names("hostinger", None, "t" * 55)["portable"]
+    assert len(name) == 64 and re.fullmatch(r"hostinger_t{45}_[0-9a-f]{8}", name)
+    assert is_shortened("hostinger", None, "t" * 55) and not is_shortened(
+        "hostinger", "h", "t" * 55
+    )
+
+
+@pytest.mark.parametrize("server", ["github", "Git-Hub", "mcp-files", "s" * 40, "a.b"])
+@pytest.mark.parametrize("prefix", [None, "", "gh", "p" * 30])
+@pytest.mark.parametrize("tool", ["get", "getUser", "with.dots", "été", "t" * 30, "t" * 60])
+def test_portable_names_of_earlier_versions_stay_names_of_the_tool(
+    server: str, prefix: str | None, tool: str
+) -> None:
+    """Clients, views and grants of agents keep names."""
+    names = build_other_names(server, prefix, tool)
+    usual = names.get("legacy") or build_alias(server, tool)
+    kept = usual
+    if not re.fullmatch(r"[A-Za-z0-9_-]{1,48}", usual):
+        kept = shorten(names["safe"], 48, build_canonical_name(server, tool))
+    assert kept in {*names.values(), usual}
+
+
 def test_safe_name_fits_every_model_api() -> None:
     for server, tool in [("s" * 64, "t" * 128), ("a", "é ü"), ("x.y", "z/1:2"), ("", "t" * 64)]:
         names = build_other_names(server, server, tool)
         assert re.fullmatch(r"[A-Za-z0-9_-]{1,64}", names["safe"]), names
         assert re.fullmatch(r"[A-Za-z0-9_-]{1,64}", names["safe!"]), names
         assert re.fullmatch(r"[A-Za-z0-9_-]{1,48}", names["portable!"]), names
-        assert re.fullmatch(r"[A-Za-z0-9_-]{1,48}", names.get("portable", names["legacy"])), names
+        assert re.fullmatch(r"[A-Za-z0-9_-]{1,64}", names["portable"]), names
     assert build_safe_name("s", "t" * 100) != build_safe_name("s", "t" * 101)
 
 

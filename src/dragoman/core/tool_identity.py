@@ -28,16 +28,18 @@ RESERVED = (BUILTIN, HUB, WORKFLOW)
 _OTHER = re.compile(r"[^a-z0-9_]")
 
 
-MAX_PORTABLE = 48
-"""Characters of a name that every known client accepts. Models accept 64, and clients prefix the
-server's name: `mcp__dragoman__` in Claude Code; Cursor allows 60 for both."""
+MAX_PORTABLE = 64
+"""Characters of a name that the APIs of most models accept. A name below that has no digest."""
+MAX_UNIQUE = 48
+"""Characters of `portable!`: as before, so that names with a digest that clients have kept stay
+callable."""
 _PORTABLE = re.compile(rf"[A-Za-z0-9_-]{{1,{MAX_PORTABLE}}}")
 
 
 def build_portable_names(usual: str, safe: str, canonical: str) -> dict[str, str]:
     """Builds names for clients that refuse dots and long names: `usual` where possible, else one
     made from `safe`, which has no dots. `portable!` is unique to the tool."""
-    names = {"portable!": append_digest(safe, canonical, MAX_PORTABLE)}
+    names = {"portable!": append_digest(safe, canonical, MAX_UNIQUE)}
     if not _PORTABLE.fullmatch(usual):
         names["portable"] = shorten(safe, MAX_PORTABLE, canonical)
     return names

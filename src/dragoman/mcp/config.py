@@ -335,9 +335,9 @@ class McpSettings(Struct, frozen=True, kw_only=True):
         Style,
         Meta(
             description="The names of tools in lists: legacy (mcp_server_tool), dotted "
-            "(server.tool), safe (server_tool, at most 64 of A-Z a-z 0-9 _ -) or portable (legacy "
-            "where that has at most 48 of these characters, else like safe). Clients that are "
-            "known to refuse other names get portable instead of legacy. Calls may use any."
+            "(server.tool), safe (server_tool, at most 64 of A-Z a-z 0-9 _ -) or portable (the "
+            "same, without mcp at the beginning of the server's name). Clients that are known to "
+            "refuse other names get portable instead of legacy. Calls may use any."
         ),
     ] = "legacy"
     names_for: Annotated[

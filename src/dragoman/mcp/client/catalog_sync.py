@@ -24,6 +24,7 @@ from dragoman.core.resource_uris import MAX_URI, build_listed_uri, build_own_uri
 from dragoman.core.tool import INSTRUCTIONS, PROMPT, RESOURCE, TEMPLATE, TOOL, Target, Tool
 from dragoman.mcp.client.session import UpstreamSession, announces_resources
 from dragoman.mcp.protocol.mirrored_headers import Path, find_mirrored_params
+from dragoman.mcp.protocol.tool_names import is_shortened
 from dragoman.mcp.protocol.translate import MAX_NAME, BadTool, build_names, tool_from_definition
 from dragoman.wire.json import encode
 from dragoman.wire.rpc import METHOD_NOT_FOUND
@@ -105,6 +106,7 @@ class CatalogSync:
         self._has_headers = False
         """Whether the published tools were searched for arguments to send as headers."""
         self._problems: dict[str, list[str]] = {kind: [] for kind in KINDS}
+        self._long_names: list[str] = []
         self.mirrored: dict[str, Mapping[str, Path]] = {}
         """The arguments that are also sent as headers, by tool."""
         self.spent = 0.0
@@ -117,6 +119,18 @@ class CatalogSync:
         for catalog in self._catalogs.values():
             found += catalog.list_remarks(self._upstream.name)
         return found[:MAX_PROBLEMS]
+
+    def describe_long_names(self) -> list[str]:
+        """Names the tools whose portable name is too long, so that it ends with a digest."""
+        entry, found = self._upstream.entry, self._long_names
+        if not found:
+            return []
+        return [
+            f"names too long for models with the prefix "
+            f'"{entry.name if entry.prefix is None else entry.prefix}", and listed with a digest '
+            f'in the style portable: {len(found)}, such as "{found[0]}"; set a shorter prefix for '
+            "the server"
+        ]
 
     def count_total(self, kind: str) -> int:
         """Counts the entries of all servers."""
@@ -225,6 +239,9 @@ class CatalogSync:
             has_apps = any(tool.resources for tool in parsed.tools)
             has_apps = has_apps or self._upstream.lists.has_interfaces
             self._upstream.traits = replace(self._upstream.traits, has_apps=has_apps)
+            name, prefix = self._upstream.name, self._upstream.entry.prefix
+            names = [tool.remote_name for tool in parsed.tools]
+            self._long_names = [one for one in names if is_shortened(name, prefix, one)]
         if problem:
             self._problems[kind].append(problem)
 

@@ -290,7 +290,8 @@ class UpstreamManager:
             state["server_info"] = session.server_info
         if problems := upstream.catalog.problems:
             state["problems"] = problems
-        if remarks := [*upstream.sandbox_remarks, *upstream.lists.describe_differences()]:
+        remarks = [*upstream.sandbox_remarks, *upstream.lists.describe_differences()]
+        if remarks := [*remarks, *upstream.catalog.describe_long_names()]:
             state["remarks"] = remarks
         if len(upstream.client_sessions):
             state["own_sessions"] = len(upstream.client_sessions)
@@ -302,6 +303,7 @@ def _is_in_namespace(upstream: Upstream, folded: str) -> bool:
         fold_server_name(upstream.name),
         fold_server_name(upstream.entry.prefix or upstream.name),
     }
+    spaces |= {space.removeprefix("mcp_") for space in spaces}  # as in the style `portable`
     return folded.startswith(tuple(f"{space}{mark}" for space in spaces for mark in "._"))
 
 

@@ -17,6 +17,7 @@ from dragoman.core.tool_identity import (
 MAX_SAFE = 64
 """The length of a tool name that the APIs of most models accept."""
 
+_MCP = re.compile(r"mcp[-_ ]", re.IGNORECASE)
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 
 
@@ -59,8 +60,26 @@ def build_safe_name(prefix: str, tool: str) -> str:
     return shorten(re.sub(r"[^A-Za-z0-9_-]", "_", joined), MAX_SAFE, joined)
 
 
+def build_portable_name(server: str, prefix: str | None, tool: str) -> str:
+    """Returns the tool's name in the style `portable`: one form for all tools of a server, with the
+    server's own spelling. `files` and `mcp-files` cannot both be servers of a hub, so the name of
+    the server needs no `mcp`."""
+    return build_safe_name(_shorten_server(server) if prefix is None else prefix, tool)
+
+
+def is_shortened(server: str, prefix: str | None, tool: str) -> bool:
+    """Whether that name is too long and ends with a digest."""
+    part = _shorten_server(server) if prefix is None else prefix
+    return len(part) + bool(part) + len(_fold_to_ascii(tool)) > MAX_SAFE
+
+
+def _shorten_server(server: str) -> str:
+    found = _MCP.match(server)
+    return server[found.end() :] or server if found else server
+
+
 def build_other_names(server: str, prefix: str | None, tool: str) -> dict[str, str]:
-    """Returns the tool's name in each naming style; `safe!` is unique to it."""
+    """Returns the tool's name in each naming style; `safe!` and `portable!` are unique to it."""
     canonical = build_canonical_name(server, tool)
     spelled = build_spelled_name(server, tool)
     safe = build_safe_name(server if prefix is None else prefix, tool)
@@ -69,6 +88,7 @@ def build_other_names(server: str, prefix: str | None, tool: str) -> dict[str, s
         names["spelled"] = spelled
     legacy = tool if prefix == "" else build_alias(server if prefix is None else prefix, tool)
     names |= build_portable_names(legacy, safe, canonical)
+    names["portable"] = build_portable_name(server, prefix, tool)
     if prefix == "":
         names["dotted"] = names["legacy"] = tool
     elif prefix is not None:
