@@ -874,6 +874,7 @@ LIVE = (
     "mcp.stdio_expose",
     "mcp.names",
     "mcp.names_for",
+    "mcp.tool_limits",
     "mcp.views_for",
     "secrets.cache_secs",
     "secrets.command_secs",

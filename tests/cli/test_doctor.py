@@ -16,7 +16,9 @@ import pytest
 from tests.cli.terminal import DRAGOMAN, WAIT_SECONDS, Terminal
 from tests.peers.process import server_entry
 
-from dragoman.cli.doctor.checks import LEAST_DISK, check_space
+from dragoman.cli.doctor.checks import LEAST_DISK, check_clients, check_space
+from dragoman.cli.doctor.findings import DoctorContext
+from dragoman.config import parse
 
 
 def findings(terminal: Terminal, *args: str) -> dict[str, dict[str, Any]]:
@@ -382,6 +384,20 @@ def test_doctor_reports_the_active_isolation(terminal: Terminal) -> None:
     found = findings(terminal)
     assert found["server closed"]["level"] == "problem"
     assert 'its sandbox is "strict": bubblewrap cannot' in found["server closed"]["said"]
+
+
+def test_install_and_doctor_name_the_limits_of_clients(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "takes at most 128 tools" in terminal.run("install", "vscode").out
+    for name, value in terminal.environment().items():
+        monkeypatch.setenv(name, value)
+    for exposed, count, is_said in (("*", 129, True), ("*", 128, False), ("a.*", 129, False)):
+        config = parse(f'[mcp]\nstdio_expose = ["{exposed}"]')
+        servers = {"s": {"tools_count": count - 1}, "t": {"tools_count": 1}, "u": {}}
+        found = DoctorContext(terminal.home, False, config, servers=servers)
+        (said,) = [one for one in check_clients(found) if "VS Code has the hub" in one.said]
+        assert (f"at most 128 tools, and the hub has {count}" in said.said) is is_said
 
 
 def test_doctor_names_installed_clients_and_their_configuration(terminal: Terminal) -> None:

@@ -227,7 +227,7 @@ async def test_a_list_in_another_order_is_no_change_and_long_names_are_reported(
     (remark,) = upstream.catalog.describe_long_names()
     assert (
         remark.startswith('names too long for models with the prefix "s"')
-        and long["name"] in remark
+        and str(long["name"]) in remark
     )
     await upstream.catalog.publish(session, {TOOL: shuffled[1:]})
     assert [tool.remote_name for tool in catalog.list_tools()] == [

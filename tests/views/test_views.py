@@ -253,6 +253,63 @@ async def test_the_budget_decides_unless_search_is_always_or_never(
         assert (len(listed) == 2) is searches, rule
 
 
+async def request(server: McpServer, view: Any, who: str, method: str, **params: Any) -> Any:
+    client = ClientState(OWNER, "test", view, R2511)
+    client.client_name = who
+    message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+    answer = await server.answer(message, client)
+    assert answer is not None
+    return json.loads(answer)
+
+
+async def test_clients_with_a_limit_get_search_mode_above_it(
+    many: tuple[McpServer, Views],
+) -> None:
+    hub, views = many[0].hub, many[1]
+    views.apply([ViewRule(name="v", search="never"), ViewRule(name="w")], {}, {})
+    server = McpServer(hub, limit_of=lambda client: {"Some": 499, "More": 500}.get(client, 0))
+    for name, view, listed in (
+        ("Some", EVERYTHING, 2), ("Some", views.find("w"), 2), ("Some", views.find("v"), 500),
+        ("More", EVERYTHING, 500), ("Any", EVERYTHING, 500),
+    ):  # fmt: skip
+        result = (await request(server, view, name, "tools/list"))["result"]
+        assert len(result["tools"]) == listed, (name, view)
+
+    async def call(client: str, tool: str, **arguments: Any) -> Any:
+        return await request(
+            server, EVERYTHING, client, "tools/call", name=tool, arguments=arguments
+        )
+
+    found = await call("Some", "find_tools", query="create an issue")
+    tools = json.loads(found["result"]["content"][0]["text"])["tools"]
+    assert len(tools) == 5
+    called = await call("Some", "call_tool", name=tools[0]["name"], arguments={})
+    assert called["result"]["content"][0]["text"].startswith("ran ")
+    unlimited = await call("Any", "find_tools", query="create an issue")
+    assert 'there is no tool "find_tools"' in str(unlimited)
+
+
+async def test_tools_of_these_names_are_not_replaced_by_search_mode() -> None:
+    hub = build_permissive_hub(Catalog(review=admit_all), Bus(), [])
+    hub.catalog.offer("s", [make_tool("s.a", alias="find_tools"), make_tool("s.b")])
+    server = McpServer(hub, limit_of=lambda client: 1)
+    listed = (await request(server, EVERYTHING, "x", "tools/list"))["result"]["tools"]
+    assert [one["name"] for one in listed] == ["find_tools", "mcp_s_b"]
+    answer = await request(server, EVERYTHING, "x", "tools/call", name="find_tools", arguments={})
+    assert answer["result"]["content"] == [{"type": "text", "text": "ran s.a"}]
+
+
+@pytest.mark.parametrize(
+    ("client", "most"),
+    [("Visual Studio Code", 128), ("Visual Studio Code - Insiders", 128), ("claude-ai", 0),
+     ("github-copilot-developer", 128), ("windsurf-client", 100), ("mine", 7), ("", 0)],
+)  # fmt: skip
+def test_limits_of_clients_are_known_and_can_be_set(client: str, most: int) -> None:
+    settings = parse('[mcp]\ntool_limits = { "Mine*" = 7 }').mcp
+    assert settings.find_tool_limit(client) == most
+    assert parse('[mcp]\ntool_limits = { "*" = 0 }').mcp.find_tool_limit(client) == 0
+
+
 async def test_an_exact_name_returns_the_whole_definition(many: tuple[McpServer, Views]) -> None:
     server, views = many
     views.apply([ViewRule(name="small", token_budget=1_000)], {}, {})

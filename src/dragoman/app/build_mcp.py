@@ -168,6 +168,7 @@ def build_mcp(
         lambda: (live.config.mcp.instructions_chars, live.config.mcp.instructions_total_chars),
         clients,
         handover=handover,
+        limit_of=live.find_tool_limit,
     )
     http = StreamableHttpTransport(server, key, handover)
     return McpParts(server, http, LegacySseTransport(server), tasks)

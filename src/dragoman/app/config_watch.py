@@ -42,6 +42,10 @@ class LiveConfig:
         self.stdio_view = View(tuple(config.mcp.stdio_expose), agents=True)
         """What clients over stdio are listed; computed once, because every request needs it."""
 
+    def find_tool_limit(self, client: str) -> int:
+        """Returns how many tools the client of that name takes."""
+        return self.config.mcp.find_tool_limit(client)
+
     def find_style(self, client: str) -> str:
         """The style of tool names for the client of that name."""
         return self.config.mcp.find_style(client)

@@ -28,6 +28,8 @@ class View:
     """Of a view in the configuration."""
     can_search = False
     """Whether clients may find its tools by `find_tools`."""
+    may_search = True
+    """The same for clients that take no more than a number of tools."""
     real_names = _NO_NAMES
     """The names in this view that are not the tools' own, and those."""
 

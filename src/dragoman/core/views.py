@@ -81,6 +81,7 @@ class NamedView(View):
         self._excluded = View(_fold(rule.exclude))
         self._selects_all = not (rule.include or rule.servers or rule.agents or rule.tags)
         self.real_names = {shown: name for name, shown in rule.rename.items()}
+        self.may_search = rule.search in (AUTO, ALWAYS)
         self.can_search = rule.search == ALWAYS or (rule.search == AUTO and rule.token_budget > 0)
 
     def includes(self, tool: Tool) -> bool:
@@ -139,6 +140,7 @@ class NarrowedView(View):
         super().__init__(())
         self._first, self._second = first, second
         self.real_names = second.real_names
+        self.may_search = first.may_search and second.may_search
 
     def includes(self, tool: Tool) -> bool:
         return self._first.includes(tool) and self._second.includes(tool)

@@ -12,6 +12,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from dragoman.core.tool import ISOLATED, NETWORK
+from dragoman.core.tool_limits import find_known_limit
 from dragoman.oauth.config import OAuthSettings
 from dragoman.processes.config import ProcessLimits, SandboxLevel
 
@@ -343,6 +344,14 @@ class McpSettings(Struct, frozen=True, kw_only=True):
     names_for: Annotated[
         dict[str, Style], Meta(description="The same for single clients, by globs of client names.")
     ] = {}
+    tool_limits: Annotated[
+        dict[str, Annotated[int, Meta(ge=0)]],
+        Meta(
+            description="How many tools single clients take, by globs of client names; 0: any "
+            "number. One that would be listed more gets find_tools and call_tool instead. The "
+            "limits of VS Code, Copilot (128) and Windsurf (100) are known."
+        ),
+    ] = {}
     views_for: Annotated[
         dict[str, str],
         Meta(
@@ -386,6 +395,13 @@ class McpSettings(Struct, frozen=True, kw_only=True):
                 return style
         is_known = self.names == "legacy" and _refuses_long_names(client[:MAX_CLIENT])
         return "portable" if is_known else self.names
+
+    def find_tool_limit(self, client: str) -> int:
+        """Returns how many tools the client of that name takes; 0: any number."""
+        for pattern, most in self.tool_limits.items():
+            if fnmatchcase(client.lower(), pattern.lower()):
+                return most
+        return find_known_limit(client[:MAX_CLIENT])
 
 
 @lru_cache(maxsize=256)  # every list asks for it

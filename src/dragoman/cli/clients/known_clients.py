@@ -15,6 +15,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
+from dragoman.core.tool_limits import find_known_limit
+
 
 @dataclass(frozen=True, slots=True)
 class KnownClient:
@@ -40,10 +42,23 @@ class KnownClient:
     gui: bool = True
     """Started from a dock or menu, with another PATH than the shell's."""
     then: str = ""
+    reports: str = ""
+    """Its name in `clientInfo`, if a limit of its tools is known by it."""
+
+    @property
+    def tool_limit(self) -> int:
+        """How many tools it takes; 0: any number that is known of."""
+        return find_known_limit(self.reports)
 
     @property
     def next_step(self) -> str:
-        return self.then or f"Restart {self.title} to see the hub's tools."
+        step = self.then or f"Restart {self.title} to see the hub's tools."
+        if not self.tool_limit:
+            return step
+        return (
+            f"{step} It takes at most {self.tool_limit} tools: of more, the hub offers find_tools "
+            "and call_tool instead."
+        )
 
 
 _STDIO = (("type", "stdio"),)
@@ -56,15 +71,18 @@ _SESSION = "Start a new session; /mcp lists the hub."
 _TABLE = (
     KnownClient("cursor", "Cursor", ("{home}/.cursor/mcp.json",), project=(".cursor/mcp.json",)),
     KnownClient("vscode", "VS Code", ("{support}/Code/User/mcp.json",),
-                project=(".vscode/mcp.json",), keys=("servers",), first=_STDIO, then=_VSCODE),
+                project=(".vscode/mcp.json",), keys=("servers",), first=_STDIO, then=_VSCODE,
+                reports="Visual Studio Code"),
     KnownClient("vscode-insiders", "VS Code Insiders", ("{support}/Code - Insiders/User/mcp.json",),
-                project=(".vscode/mcp.json",), keys=("servers",), first=_STDIO, then=_VSCODE),
+                project=(".vscode/mcp.json",), keys=("servers",), first=_STDIO, then=_VSCODE,
+                reports="Visual Studio Code - Insiders"),
     KnownClient("claude-desktop", "Claude Desktop",
                 ("{support}/Claude/claude_desktop_config.json",),
                 then="Quit Claude Desktop completely and start it again."),
     KnownClient("claude-code", "Claude Code", ("{claude}/.claude.json",), project=(".mcp.json",),
                 first=_STDIO, gui=False, then=_SESSION),
-    KnownClient("windsurf", "Windsurf", ("{home}/.codeium/windsurf/mcp_config.json",)),
+    KnownClient("windsurf", "Windsurf", ("{home}/.codeium/windsurf/mcp_config.json",),
+                reports="windsurf-client"),
     KnownClient("zed", "Zed", ("{config}/zed/settings.json",),
                 windows=("{support}/Zed/settings.json",), project=(".zed/settings.json",),
                 keys=("context_servers",), first=(("source", "custom"),),

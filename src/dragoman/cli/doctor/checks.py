@@ -408,6 +408,13 @@ def check_clients(found: DoctorContext) -> Iterator[Finding]:
             fix = f"dragoman import {client.name} --move"
         elif now["installed"]:
             level, said = "ok", f'{client.title} has the hub as "{now["name"]}"'
+            if 0 < client.tool_limit < (count := _count_tools(found)):
+                level = "info"
+                said += (
+                    f"; it takes at most {client.tool_limit} tools, and the hub has {count}, so it "
+                    "gets find_tools and call_tool instead"
+                )
+                fix = "choose its tools with a view, see: dragoman docs views"
         elif now["installed"] is None:
             said, fix = f"{client.title}: its YAML file is not checked", install
         else:
@@ -416,6 +423,13 @@ def check_clients(found: DoctorContext) -> Iterator[Finding]:
     if not seen:
         said = "no known MCP client has files in your home folder"
         yield Finding("client", "info", said, "dragoman install lists the known clients")
+
+
+def _count_tools(found: DoctorContext) -> int:
+    """Counts the tools that `dragoman mcp` lists, where it lists all."""
+    if found.config is None or "*" not in found.config.mcp.stdio_expose:
+        return 0
+    return sum(state.get("tools_count") or 0 for state in found.servers.values())
 
 
 def _list_duplicates(found: DoctorContext, theirs: list[str]) -> str:

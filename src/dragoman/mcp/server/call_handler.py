@@ -76,10 +76,11 @@ class CallHandler:
         tasks: McpTasks,
         bridge_errors: str = "auto",
         find_tools: FindTools | None = None,
+        can_search: Callable[[McpRequest], bool] = lambda request: request.client.view.can_search,
     ) -> None:
-        """`find_tools` answers the tool of that name in views with search mode."""
+        """`find_tools` answers the tool of that name for clients that `can_search`."""
         self.hub = hub
-        self._find_tools = find_tools
+        self._find_tools, self._can_search = find_tools, can_search
         self._bridge_errors = bridge_errors
         self._tasks = tasks
         self._question_seconds = question_seconds
@@ -95,7 +96,7 @@ class CallHandler:
         if isinstance(options, str):
             return rpc.encode_error(request.id, rpc.INVALID_PARAMS, options)
         try:
-            if name in SEARCH_TOOLS and kind == TOOL and request.client.view.can_search:
+            if name in SEARCH_TOOLS and kind == TOOL and self._can_search(request):
                 if name == FIND_TOOLS and self._find_tools is not None:
                     return await self._find_tools(request, arguments)
                 # From here on this is a call of that tool, as if the client had named it.

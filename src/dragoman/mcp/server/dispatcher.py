@@ -53,7 +53,13 @@ from dragoman.mcp.server.messages_elsewhere import MessagesElsewhere
 from dragoman.mcp.server.subscriptions import Subscriptions
 from dragoman.mcp.server.tasks import METHODS as TASK_METHODS
 from dragoman.mcp.server.tasks import McpTasks, Show, ToolTaskRegistry, build_task_registry
-from dragoman.mcp.server.tool_search import FIND_TOOLS, ToolFinder, parse_find, render_found
+from dragoman.mcp.server.tool_search import (
+    FIND_TOOLS,
+    ToolFinder,
+    may_search,
+    parse_find,
+    render_found,
+)
 from dragoman.wire import rpc
 
 UNSUPPORTED_VERSION = -32022
@@ -96,9 +102,11 @@ class McpServer:
         clients: ConnectedClients | None = None,
         identity: ServerIdentity | None = None,
         handover: Handover | None = None,
+        limit_of: Callable[[str], int] = lambda client: 0,
     ) -> None:
         """`key` seals cursors; without one they expire with the process. `style_of` maps a client's
-        name to the naming style of its lists. After `task_after` seconds a call becomes a task if
+        name to the naming style of its lists, and `limit_of` to the number of tools above which it
+        gets those of search mode; 0: any. After `task_after` seconds a call becomes a task if
         the client supports tasks. `instructions` returns the limits for servers' instructions."""
         self.hub = hub
         self._limiter = hub.limiter
@@ -111,10 +119,10 @@ class McpServer:
         clients = ConnectedClients() if clients is None else clients
         self.subscriptions = Subscriptions(hub, self.tasks, self.lists, clients)
         self.call_handler = CallHandler(
-            hub, question_seconds, self.tasks, bridge_errors, self._find_tools
+            hub, question_seconds, self.tasks, bridge_errors, self._find_tools, self._can_search
         )
         self._finder = ToolFinder(hub)
-        self._style_of = style_of
+        self._style_of, self._limit_of = style_of, limit_of
         self._introduction = Introduction(hub, instructions)
         self._identity = identity
         # The address of a single agent is a choice already.
@@ -342,7 +350,6 @@ class McpServer:
         """Answers a call of `find_tools`: a list of another form, so it is charged like one. Raises
         `HubError`."""
         client, revision, view = request.client, request.revision, request.client.view
-        assert isinstance(view, NamedView)
         query, limit = parse_find(arguments)
         charged = self._limiter.charge(client.principal, REQUEST, FIND_TOOLS)
         if charged is not None:
@@ -356,9 +363,17 @@ class McpServer:
             )
             for tool in found.tools
         ]
-        text = render_found(definitions, view)
+        budget = view.rule.token_budget if isinstance(view, NamedView) else 0
+        text = render_found(definitions, budget)
         result = shape_result({"content": [{"type": "text", "text": text}]}, revision)
         return rpc.encode_result(request.id, result)
+
+    def _can_search(self, request: McpRequest) -> bool:
+        """Whether this client may be listed the tools of search mode."""
+        view = request.client.view
+        if view.can_search:
+            return True
+        return self._limit_of(_find_client_name(request)) > 0 and may_search(self.hub, view)
 
     async def _list(self, request: McpRequest) -> bytes:
         params, client, revision = request.params, request.client, request.revision
@@ -369,9 +384,10 @@ class McpServer:
             logins = self.hub.logins.list_needed(_viewer_from_request(request))
         if kind == TOOL and self.hub.visibility is not None:
             interfaces = self.hub.visibility.list_interfaces(_viewer_from_request(request))
-        style = self._style_of(_find_client_name(request))
+        name = _find_client_name(request)
+        style, most = self._style_of(name), self._limit_of(name) if kind == TOOL else 0
         page = self.lists.find_page(
-            kind, cursor, client, revision, style, hidden, logins, interfaces
+            kind, cursor, client, revision, style, hidden, logins, interfaces, most
         )
         if page is None:
             problem = "invalid cursor: use the nextCursor of the previous page"

@@ -34,7 +34,7 @@ from dragoman.mcp.protocol.revisions import (
 )
 from dragoman.mcp.protocol.translate import add_ui, find_ui_addresses, replace_ui_addresses
 from dragoman.mcp.server.client_state import ClientState
-from dragoman.mcp.server.tool_search import build_search_tools, needs_search
+from dragoman.mcp.server.tool_search import build_search_tools, may_search, needs_search
 from dragoman.mcp.server.view_shapes import shape_for_view
 from dragoman.wire.json import decode, encode
 
@@ -136,12 +136,14 @@ class ListPages:
         hidden: frozenset[str] = frozenset(),
         logins: frozenset[str] = NO_LOGINS,
         interfaces: Interfaces = NO_INTERFACES,
+        most: int = 0,
     ) -> bytes | None:
         """Returns the encoded result; None for an invalid cursor. `hidden` are canonical names that
         are not listed to this client, `logins` the targets that need a login before it can call
-        them, `interfaces` what it alone sees of user interfaces."""
+        them, `interfaces` what it alone sees of user interfaces. Above `most` tools it gets those
+        of search mode; 0: any number."""
         caller, door, view = client.principal, client.door, client.view
-        how = revision, style, hidden, logins, interfaces
+        how = revision, style, hidden, logins, interfaces, most
         found = self._find_pages(kind, caller, door, view, *how)
         sights = self._sights[kind]
         sights[caller, door, view] = (how, found.pages) if view.name else found.names
@@ -163,6 +165,7 @@ class ListPages:
         hidden: frozenset[str],
         logins: frozenset[str],
         interfaces: Interfaces,
+        most: int,
     ) -> EncodedList:
         judge = self._hub.authorizer
         version = self._version(kind), judge.version
@@ -171,7 +174,7 @@ class ListPages:
             kept.clear()
             self._kept_of[kind] = version
         group = judge.group_of_principal(caller)
-        key = (group, door, view, revision, style, hidden, logins, interfaces)
+        key = (group, door, view, revision, style, hidden, logins, interfaces, most)
         found = kept.get(key)
         if found is None:
             tools = self._hub.list_tools(caller, view, kind, door, hidden)
@@ -185,8 +188,8 @@ class ListPages:
                 for name in self._list_names(tool, kind, style, view):
                     entry = self.render_definition(shown, name, kind, revision, view, logins)
                     entries.append((tool.name, encode(entry)))
-            if kind == TOOL and isinstance(view, NamedView):
-                entries = self._limit_cost(entries, tools, view, revision)
+            if kind == TOOL:
+                entries = self._limit_tools(entries, tools, view, revision, most)
             tail = build_list_tail(revision)
             if logins and (needed := sorted({one.target.name for one in tools} & logins)):
                 tail["_meta"] = {**tail.get("_meta", {}), LOGINS_KEY: needed}
@@ -194,14 +197,15 @@ class ListPages:
             found = kept[key] = EncodedList(pages, tools, tuple(tool.name for tool in tools))
         return found
 
-    def _limit_cost(
-        self, entries: Pages, tools: Sequence[Tool], view: NamedView, revision: Revision
+    def _limit_tools(
+        self, entries: Pages, tools: Sequence[Tool], view: View, revision: Revision, most: int
     ) -> Pages:
-        """Returns the entries, or the two of search mode if all would exceed the budget."""
-        if not view.can_search:
-            return entries
-        tokens = sum(_estimate_entry(entry) for _, entry in entries)
-        if not needs_search(view, tokens):
+        """Returns the entries, or the two of search mode if all would be more than the client
+        takes, or would exceed the budget of the view."""
+        searches = 0 < most < len(entries) and may_search(self._hub, view)
+        if not searches and isinstance(view, NamedView) and view.can_search:
+            searches = needs_search(view, sum(_estimate_entry(entry) for _, entry in entries))
+        if not searches:
             return entries
         definitions = build_search_tools(tools)
         return [(one["name"], encode(shape_tool(one, revision))) for one in definitions]

@@ -1,4 +1,5 @@
-"""Search mode: clients of a view get `find_tools` and `call_tool` instead of all its tools.
+"""Search mode: clients of a view, or those that take no more than a number of tools, get
+`find_tools` and `call_tool` instead of all tools.
 
 `find_tools` ranks the tools that the caller may see and that are for models, and names no others.
 `call_tool` is not a tool of its own: the call handler makes the call that it names, so guards and
@@ -16,7 +17,8 @@ from dragoman.core.errors import InvalidInput
 from dragoman.core.hub import Hub
 from dragoman.core.text_search import TextIndex, find_action, weigh_words
 from dragoman.core.token_estimate import estimate_tokens, select_shown
-from dragoman.core.tool import TOOL, Tool
+from dragoman.core.tool import TOOL, Nowhere, Tool
+from dragoman.core.tool_filter import View
 from dragoman.core.views import ALWAYS, NamedView
 from dragoman.mcp.server.client_state import ClientState
 from dragoman.wire.json import Malformed, decode, encode
@@ -45,6 +47,14 @@ class FoundTools(NamedTuple):
     """The best first."""
     total: int
     """The tools that were searched."""
+
+
+def may_search(hub: Hub, view: View) -> bool:
+    """Whether clients of the view may get the two tools because of their own limits: unless it says
+    never, or has tools of these names."""
+    return view.may_search and all(
+        isinstance(hub.find(name, view).target, Nowhere) for name in SEARCH_TOOLS
+    )
 
 
 def needs_search(view: NamedView, tokens: int) -> bool:
@@ -229,11 +239,10 @@ def weigh_tool(tool: Tool) -> dict[str, float]:
     )
 
 
-def render_found(definitions: Sequence[Mapping[str, Any]], view: NamedView) -> str:
+def render_found(definitions: Sequence[Mapping[str, Any]], budget: int) -> str:
     """The answer of `find_tools`, as JSON. Schemas that do not fit into half of the view's budget
     are left out; a single tool is shown whole."""
-    budget = view.rule.token_budget // 2 or DEFAULT_RESULT_TOKENS
-    left = max(budget, MIN_RESULT_TOKENS)
+    left = max(budget // 2 or DEFAULT_RESULT_TOKENS, MIN_RESULT_TOKENS)
     shown: list[dict[str, Any]] = []
     for definition in definitions:
         entry = select_shown(definition)
