@@ -111,7 +111,7 @@ async def test_tool_outside_the_view_cannot_be_called() -> None:
 def test_view_matches_both_names_and_an_empty_one_nothing() -> None:
     hub = hub_of(FakeTarget())
     by_alias = hub.list_tools(OWNER, View(("mcp_place_echo",)))
-    assert [tool.name for tool in by_alias] == ["place.Echo", "place.echo"]
+    assert [tool.name for tool in by_alias] == ["place.echo", "place.Echo"]
     assert hub.list_tools(OWNER, View(())) == []
     assert len(hub.list_tools(OWNER, EVERYTHING)) == len(hub.list_tools(OWNER, View(("*",)))) == 3
 

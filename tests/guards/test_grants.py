@@ -80,7 +80,7 @@ def test_policies_are_asked_about_granted_tools_alone() -> None:
     policies.hidden.add("s2.write")
     assert list_names() == [one for one in expected if one != "s2.write"]
     offer(catalog, "s3", "read", "list")
-    assert list_names() == ["s1.read", "s2.read", "s3.list", "s3.read"]
+    assert list_names() == ["s1.read", "s2.read", "s3.read", "s3.list"]
     profiles.add(AgentProfile(name="a", workspace=Path("/w"), tools=("s9.*",)))
     assert list_names() == ["s9.read", "s9.write"]
     profiles.remove("a")

@@ -112,15 +112,13 @@ async def ask(
 # --- lists
 
 
-async def test_list_is_sorted_by_name() -> None:
-    one, other = build_mcp_server("c", "a", "b"), build_mcp_server("b", "c", "a")
-    listed = await ask(one, "tools/list")
+async def test_list_is_in_the_order_of_the_server() -> None:
+    listed = await ask(build_mcp_server("c", "a", "b"), "tools/list")
     assert [t["name"] for t in listed["result"]["tools"]] == [
+        "mcp_desk_c",
         "mcp_desk_a",
         "mcp_desk_b",
-        "mcp_desk_c",
     ]
-    assert listed == await ask(other, "tools/list")
 
 
 async def test_list_is_cached_encoded_until_the_catalog_changes() -> None:
@@ -225,7 +223,7 @@ async def test_shared_alias_belongs_to_the_first_tool() -> None:
     catalog.offer("desk", shared)
     made = McpServer(build_permissive_hub(catalog, Bus(), []))
     listed = await ask(made, "tools/list")
-    assert [t["name"] for t in listed["result"]["tools"]] == ["desk.SAME", "mcp_desk_same"]
+    assert [t["name"] for t in listed["result"]["tools"]] == ["mcp_desk_same", "desk.SAME"]
     for name in ("mcp_desk_same", "desk.same", "desk.SAME"):
         assert "result" in await ask(made, "tools/call", name=name)
 
