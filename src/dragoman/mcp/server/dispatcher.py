@@ -50,6 +50,7 @@ from dragoman.mcp.server.client_state import ClientState, McpRequest, Push, find
 from dragoman.mcp.server.connected_clients import ConnectedClients
 from dragoman.mcp.server.introduction import Budget, Introduction
 from dragoman.mcp.server.messages_elsewhere import MessagesElsewhere
+from dragoman.mcp.server.progress import REPORT_SECONDS
 from dragoman.mcp.server.subscriptions import Subscriptions
 from dragoman.mcp.server.tasks import METHODS as TASK_METHODS
 from dragoman.mcp.server.tasks import McpTasks, Show, ToolTaskRegistry, build_task_registry
@@ -96,10 +97,13 @@ class McpServer:
         clients: ConnectedClients | None = None,
         identity: ServerIdentity | None = None,
         handover: Handover | None = None,
+        report_seconds: float = REPORT_SECONDS,
     ) -> None:
         """`key` seals cursors; without one they expire with the process. `style_of` maps a client's
         name to the naming style of its lists. After `task_after` seconds a call becomes a task if
-        the client supports tasks. `instructions` returns the limits for servers' instructions."""
+        the client supports tasks. `instructions` returns the limits for servers' instructions.
+        After `report_seconds` without progress, a client that wants progress is told that its call
+        still runs."""
         self.hub = hub
         self._limiter = hub.limiter
         self.lists = list_pages.ListPages(hub, key or os.urandom(32), list_aliases)
@@ -111,7 +115,7 @@ class McpServer:
         clients = ConnectedClients() if clients is None else clients
         self.subscriptions = Subscriptions(hub, self.tasks, self.lists, clients)
         self.call_handler = CallHandler(
-            hub, question_seconds, self.tasks, bridge_errors, self._find_tools
+            hub, question_seconds, self.tasks, bridge_errors, self._find_tools, report_seconds
         )
         self._finder = ToolFinder(hub)
         self._style_of = style_of
