@@ -25,6 +25,7 @@ from dragoman.core.hub import Hub
 from dragoman.core.ports import Handover, Viewer
 from dragoman.core.rate_limiter import REQUEST
 from dragoman.core.tool import TOOL
+from dragoman.core.tool_finder import ToolFinder
 from dragoman.core.trace import parse_trace
 from dragoman.core.views import NamedView, Views
 from dragoman.mcp.protocol.elicitation import TASKS_ONLY, add_task_support
@@ -54,7 +55,7 @@ from dragoman.mcp.server.progress import REPORT_SECONDS
 from dragoman.mcp.server.subscriptions import Subscriptions
 from dragoman.mcp.server.tasks import METHODS as TASK_METHODS
 from dragoman.mcp.server.tasks import McpTasks, Show, ToolTaskRegistry, build_task_registry
-from dragoman.mcp.server.tool_search import FIND_TOOLS, ToolFinder, parse_find, render_found
+from dragoman.mcp.server.tool_search import FIND_TOOLS, parse_find, render_found
 from dragoman.wire import rpc
 
 UNSUPPORTED_VERSION = -32022
@@ -352,7 +353,9 @@ class McpServer:
         if charged is not None:
             await charged
         hidden = await self._prepare_list(request, TOOL)
-        found = await self._finder.find(client, query, limit, hidden)
+        found = await self._finder.find(
+            client.principal, query, limit, view=view, door=client.door, hidden=hidden
+        )
         style, lists = self._style_of(_find_client_name(request)), self.lists
         definitions = [
             lists.render_definition(
