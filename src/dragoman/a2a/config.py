@@ -10,6 +10,8 @@ from msgspec import Meta, Struct
 from dragoman.core.tool_identity import HUB as HUB
 from dragoman.oauth.config import OAuthSettings
 
+DOOR = "a2a"
+"""The entry point, as policies and records name it."""
 PATHS = frozenset({"tasks", "agents", "v1", "card", "stream", "extendedAgentCard", ".well-known"})
 """Path segments that are not the name of an agent where one may stand."""
 
