@@ -53,9 +53,10 @@ class CardService:
         settings: A2aSettings,
         sign: Sign | None,
         is_secured: Callable[[], bool] = lambda: True,
-        find_grpc_port: Callable[[], int | None] = lambda: None,
+        find_grpc_port: Callable[[str], int | None] = lambda agent: None,
     ) -> None:
-        """`is_secured` says whether callers need a key, `find_grpc_port` where gRPC is served."""
+        """`is_secured` says whether callers need a key, `find_grpc_port` where
+        gRPC is served for that agent alone, or for all if the name is empty."""
         self._router = router
         self._settings = settings
         self._sign = sign
@@ -92,20 +93,28 @@ class CardService:
         )
         urls = CardAddresses(
             url=f"{base}{self._settings.listen_path}/{quote(facts.name)}",
-            grpc=self._find_grpc_address(base) if grpc else None,
+            grpc=self._find_grpc_address(base, "") if grpc else None,
+            grpc_03=self._find_grpc_03(base, facts.name, is_default) if grpc else None,
             tenant=facts.name,
-            is_default=is_default,
         )
         return build_card(described, urls=urls, security=self._is_secured())
 
-    def _find_grpc_address(self, base: str) -> str | None:
+    def _find_grpc_03(self, base: str, agent: str, is_default: bool) -> str | None:
+        """The address of the agent's own port, where no other agent will answer; for the default
+        agent otherwise the common one."""
+        own = self._find_grpc_address(base, agent)
+        return own or (self._find_grpc_address(base, "") if is_default else None)
+
+    def _find_grpc_address(self, base: str, agent: str) -> str | None:
         """The address of gRPC for clients that reach the hub at `base`: on the same host."""
-        port = self._find_grpc_port()
+        port = self._find_grpc_port(agent)
         if port is None:
             return None
-        if self._settings.grpc_address:
-            return self._settings.grpc_address
         host = urlsplit(base).hostname or "localhost"
+        if named := self._settings.grpc_address:
+            if not agent:
+                return named
+            host = named.rpartition(":")[0].strip("[]")
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def encode_card(

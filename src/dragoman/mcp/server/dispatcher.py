@@ -103,7 +103,7 @@ class McpServer:
         """`key` seals cursors; without one they expire with the process. `style_of` maps a client's
         name to the naming style of its lists. After `task_after` seconds a call becomes a task if
         the client supports tasks. `instructions` returns the limits for servers' instructions.
-        After `report_seconds` without progress, a client that wants progress is told that its call
+        After `report_seconds` without progress, a client that wants progress learns that its call
         still runs."""
         self.hub = hub
         self._limiter = hub.limiter

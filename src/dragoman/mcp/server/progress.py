@@ -32,7 +32,7 @@ from dragoman.wire import rpc
 MAX_WORDS = 4_000
 """Characters of a piece of an artifact that is sent as progress."""
 REPORT_SECONDS = 20.0
-"""After so many seconds without progress, the client is told that its call still runs."""
+"""After so many seconds without progress, the client learns that its call still runs."""
 STEP = 1e-6
 """How much progress increases by such a report: nearly all targets count in larger steps."""
 DEFAULT_LEVEL = "info"
