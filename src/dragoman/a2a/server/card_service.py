@@ -70,7 +70,7 @@ class CardService:
 
     def has_extended_card(self, facts: AgentFacts) -> bool:
         """Whether authenticated clients get another card than the public one."""
-        return facts.extended and self._is_secured()
+        return facts.extended and (facts.extended_facts is not None or self._is_secured())
 
     def build_card(
         self,
@@ -127,7 +127,7 @@ class CardService:
         facts = self._router.get_visible_facts(principal, agent)
         self._drop_stale()
         wanted = version or self._settings.card
-        if facts is not HUB_FACTS and self._is_secured():
+        if facts is not HUB_FACTS and (self._is_secured() or facts.extended_facts is not None):
             principal = None  # all clients get the same public card
         reader, is_default = _find_reader(principal), agent is None
         key = facts.name, reader, base, wanted, self._is_secured(), grpc, is_default
@@ -187,15 +187,23 @@ class CardService:
             for one in facts.extensions
         ]
 
+    def build_extended_card(
+        self, facts: AgentFacts, principal: Principal, base: str, *, is_default: bool
+    ) -> dict[str, Any]:
+        """The card in the form of 1.0 with all that the principal may see."""
+        if (more := facts.extended_facts) is not None:
+            facts = replace(more, skills=facts.skills, extended=True, extended_facts=more)
+        return self.build_card(facts, principal, base, is_default=is_default)
+
     def _build_skills(
         self, facts: AgentFacts, principal: Principal | None
     ) -> list[Mapping[str, Any]]:
         if facts is not HUB_FACTS:
-            return [
-                {key: value for key, value in one.items() if key != "public"}
-                for one in facts.skills
-                if principal is not None or one.get("public", True)
-            ]
+            if principal is None:
+                shown = [one for one in facts.skills if one.get("public", True)]
+            else:
+                shown = self._router.select_visible_skills(facts, principal)
+            return [{key: one[key] for key in one if key != "public"} for one in shown]
         if principal is None:
             return []
         skills: list[Mapping[str, Any]] = []

@@ -275,6 +275,18 @@ class MessageRouter:
                 return tool if self._hub.authorizer.can_see(principal, one, DOOR) else one.name
         return build_identity(slug_from_name(agent), skill)
 
+    def select_visible_skills(
+        self, facts: AgentFacts, principal: Principal
+    ) -> list[Mapping[str, Any]]:
+        """The skills without those of a remote agent whose tools the principal may not see."""
+        sees = self._hub.authorizer.can_see
+        hidden = {
+            one.bridged.skill_id
+            for one in self._hub.catalog.list_offered(facts.name)
+            if one.bridged is not None and not sees(principal, one, DOOR)
+        }
+        return [skill for skill in facts.skills if skill["id"] not in hidden]
+
     @property
     def version(self) -> tuple[int, int]:
         """Changes with the catalog and with the policies."""
