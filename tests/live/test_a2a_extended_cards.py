@@ -17,7 +17,7 @@ from tests.live.module_hub import run_module_hub, until
 from tests.peers import wire
 from tests.peers.process import HttpPeer, read_log
 
-pytestmark = pytest.mark.promise("U2", "I2")
+pytestmark = pytest.mark.promise("I2")
 
 WELL_KNOWN = "/.well-known/agent-card.json"
 TOKEN = "the-token-of-the-hub"

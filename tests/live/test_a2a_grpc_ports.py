@@ -52,7 +52,9 @@ def list_grpc(served: RunningHub, path: str) -> dict[str, str]:
 
 def build_message(text: str, **more: Any) -> pb.SendMessageRequest:
     message = {"messageId": "m1", "role": "ROLE_USER", "parts": [{"text": text}], **more}
-    return ParseDict({"message": message}, pb.SendMessageRequest())
+    request = pb.SendMessageRequest()
+    ParseDict({"message": message}, request)
+    return request
 
 
 def create_client(served: RunningHub, path: str, version: str = "0.3") -> Any:
@@ -88,8 +90,8 @@ async def test_card_of_an_agent_lists_its_own_port(served: RunningHub) -> None:
     assert "0.3" not in list_grpc(served, "/a2a/echo")
     assert list_grpc(served, "")["0.3"] == f"127.0.0.1:{common}"  # of the default agent
     old = served.get(f"/a2a/actor{WELL_KNOWN}", {"A2A-Version": "0.3"}).json()
-    own = {"url": f"127.0.0.1:{ports['actor']}", "transport": "GRPC"}
-    assert own in old["additionalInterfaces"]
+    listed = {"url": f"127.0.0.1:{ports['actor']}", "transport": "GRPC"}
+    assert listed in old["additionalInterfaces"]
 
 
 async def test_client_of_0_3_reaches_the_agent_of_the_card(served: RunningHub) -> None:

@@ -318,7 +318,8 @@ def main(
         extended = AgentCard()
         extended.CopyFrom(card)
         extended.ClearField("skills")
-        return json_format.ParseDict(members, extended)
+        json_format.ParseDict(members, extended)
+        return extended
 
     handler = DefaultRequestHandler(
         agent_executor=agent(log),
