@@ -19,7 +19,7 @@ from dragoman.core.rate_limiter import REQUEST
 from dragoman.core.safe_text import escape_line
 from dragoman.core.tool import TOOL, Tool
 from dragoman.core.tool_filter import EVERYTHING
-from dragoman.core.tool_finder import ToolFinder
+from dragoman.core.tool_finder import ToolFinder, select_for_models
 from dragoman.wire.json import encode
 
 SHOWN = 5
@@ -55,7 +55,7 @@ class SkillQuestion:
             return f"{QUESTION} There are none that you may use."
         if found.tools:
             return _render(f"The nearest of {found.total}:", found.tools)
-        visible = hub.list_tools(principal, EVERYTHING, TOOL, DOOR, hidden)
+        visible = select_for_models(hub.list_tools(principal, EVERYTHING, TOOL, DOOR, hidden))
         shown = _select_some(visible)
         intro = f"Some of {found.total}; describe what you need, and the nearest are shown:"
         return _render(intro if len(shown) < found.total else "There are these:", shown)
