@@ -224,6 +224,7 @@ LIFECYCLE = {
     "PolicyService._reported",
     "RecordedCalls.more",
     "RunState.grpc_port",
+    "RunState.grpc_ports",
     "RunState.is_draining",
     "RunState.url",
     "StoreWatch._reported",

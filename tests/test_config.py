@@ -301,6 +301,8 @@ BAD = {
     f'{HTTP}headers = "A: b"\n': r"6: .* it must be a table or a list in \[ \]",
     f"{HTTP}headers = {{ A = 5 }}\n": "6: .* it must be text in quotes, not a whole number$",
     f'{HTTP}allow_private = "yes"\n': "6: .* it must be true or false",
+    "[a2a]\ngrpc_ports = { a = 70000 }\n": "2: .* it must be a whole number of at most 65535$",
+    "[a2a]\ngrpc_ports = { a = 1 }\n": "2: grpc_ports needs grpc_port, the port",
     'api_key = "short"\n': "1: api_key is too short: .* 16 characters and could be guessed",
 }  # fmt: skip
 

@@ -152,6 +152,22 @@ async def test_forbid_policy_keeps_the_call_off_the_wire() -> None:
     assert bus.events[-1]["error"]["code"] == -32003 and bus.events[-1]["context"]["denied"]
 
 
+async def test_fetcher_with_a_default_is_called_without_the_request() -> None:
+    async def answer(status: int = 200, *, text: str = json.dumps(RESULT)) -> Any:
+        return {"status": status, "bodyText": text}
+
+    async def answer_request(request: Fetched | None = None) -> Any:
+        assert request is not None and request.method == "POST"
+        return await answer()
+
+    async def answer_any(*requests: Fetched) -> Any:
+        return await answer_request(*requests)
+
+    for fetcher in (answer, answer_request, answer_any):
+        tool = build_a2a_skill_tool(agent_row=ROW, card=CARD, skill=SKILL, fetcher=fetcher)
+        assert await tool.handler({}) == {"approved": True}
+
+
 async def test_texts_become_strings_and_files_become_blocks() -> None:
     parts: list[Any] = [{"kind": "text", "text": "fine"}]
 

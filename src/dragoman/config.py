@@ -368,6 +368,11 @@ def _check_agents(config: Config, source: ConfigSource, seen: dict[str, str]) ->
         _check_headers(external.headers, f"{source.locate((*at, 'headers'))}: {what}")
         has_token = external.token is not None or _has_authorization(external.headers)
         _check_login(external, has_token, what, source.locate((*at, "oauth")))
+    if a2a.grpc_ports and a2a.grpc_port is None:
+        raise ConfigError(
+            f"{source.locate(('a2a', 'grpc_ports'))}: grpc_ports needs grpc_port, the port where "
+            "all agents answer; set it too"
+        )
     if not re.fullmatch(r"(/[A-Za-z0-9_.~-]+)+", a2a.listen_path) or a2a.listen_path in TAKEN_PATHS:
         raise ConfigError(
             f"{source.locate(('a2a', 'listen_path'))}: listen_path must be a path of its own "

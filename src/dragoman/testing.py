@@ -91,8 +91,9 @@ class Fetched(NamedTuple):
 
 
 Fetcher = Callable[..., Awaitable[Mapping[str, Any]]]
-"""Takes a `Fetched`, or nothing; returns `status` and `bodyText` (or `body_text`). An `OSError`
-stands for a failure of the network."""
+"""Takes a `Fetched`, or nothing if its first parameter has a default other than None or there is
+none; returns `status` and `bodyText` (or `body_text`). An `OSError` stands for a failure of the
+network."""
 
 
 class SkillTool:
@@ -213,7 +214,8 @@ class _NullAuditLog:
 class _FetcherClient:
     def __init__(self, fetcher: Fetcher) -> None:
         self._fetcher = fetcher
-        self._takes = bool(inspect.signature(fetcher).parameters)
+        first = next(iter(inspect.signature(fetcher).parameters.values()), None)
+        self._takes = first is not None and first.default in (first.empty, None)
 
     async def request(
         self,

@@ -107,7 +107,9 @@ class Pins:
         self.holds: Callable[[Mapping[str, Any]], str | None] = lambda raw: None
         self.asked: list[tuple[str, str]] = []
 
-    def review_card(self, agent: str, raw: Mapping[str, Any], mode: str) -> str | None:
+    def review_card(
+        self, agent: str, raw: Mapping[str, Any], mode: str, is_extended: bool
+    ) -> str | None:
         self.asked.append((agent, mode))
         return self.holds(raw)
 

@@ -147,11 +147,11 @@ class CannedServer:
         return self.streams[-1]
 
 
-def permit_all(metadata: Mapping[str, str], peer: str) -> Principal | None:
+def permit_all(metadata: Mapping[str, str], peer: str, port: int) -> Principal | None:
     return LOCAL
 
 
-def with_key(metadata: Mapping[str, str], peer: str) -> Principal | None:
+def with_key(metadata: Mapping[str, str], peer: str, port: int) -> Principal | None:
     scheme, _, key = metadata.get("authorization", "").partition(" ")
     return Principal("key", key) if scheme == "Bearer" and key in ("one", "two") else None
 

@@ -79,7 +79,7 @@ async def serving() -> AsyncIterator[grpc.aio.Channel]:
         targets,
         settings,
         lambda card: sign_card(card, KEY, "k"),
-        find_grpc_port=lambda: ports[0],
+        find_grpc_port=lambda agent: None if agent else ports[0],
     )
     push = PushNotifier(tasks, store, _NoWay(), settings, check=_nothing_wrong)
     a2a_server = A2aServer(hub, tasks, targets, cards, push, 60)

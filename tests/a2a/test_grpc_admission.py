@@ -27,7 +27,7 @@ BUFFERED = 1_000_000
 KEY = {"authorization": "Bearer one"}
 
 
-def authenticate(metadata: Mapping[str, str], peer: str) -> Principal | None:
+def authenticate(metadata: Mapping[str, str], peer: str, port: int) -> Principal | None:
     name = metadata.get("authorization", "").removeprefix("Bearer ")
     return Principal("key", name) if name in ("one", "two") else None
 

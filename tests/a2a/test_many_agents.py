@@ -58,7 +58,7 @@ async def test_other_names_are_read_once_for_each_load(tmp_path: Path) -> None:
         Bus(),
         others=list_others,
         reserved=(),
-        review_card=lambda agent, card, mode: None,
+        review_card=lambda agent, card, mode, is_extended: None,
         facts_changed=lambda: None,
         every=30.0,
         most=1_000,

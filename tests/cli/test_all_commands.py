@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from collections.abc import Iterator
@@ -168,6 +169,20 @@ def test_usage_error_is_one_sentence_with_its_exit_code(
         if args[0] != "mcp":
             assert done.err.startswith("dragoman: ") and done.err.count("\n") == 1, (what, done)
         assert "\x1b" not in done.err
+
+
+def test_error_in_json_is_one_line(terminal: Terminal) -> None:
+    place = terminal.user / "broken"
+    place.mkdir(mode=0o700)
+    (place / "config.toml").write_text("[server]\nport = 99999\n")
+    for args in (
+        ("up", "--home", str(place), "--json"),
+        ("up", "--json", "--port", "x"),
+        ("call", "a.b", "--json", "nonsense"),
+    ):
+        done = terminal.run(*args)
+        assert done.code and done.out.count("\n") == 1, (args, done)
+        assert json.loads(done.out)["error"]["code"] == done.code
 
 
 def test_arguments_that_are_not_utf8_are_refused(terminal: Terminal) -> None:

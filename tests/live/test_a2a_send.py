@@ -266,6 +266,11 @@ def test_json_rpc_errors_use_json_rpc_codes(served: RunningHub) -> None:
     assert code(b"[]") == (-32600, None)
     assert code({"jsonrpc": "1.0", "id": 3, "method": "GetTask"})[0] == -32600
     assert code({"jsonrpc": "2.0", "id": 3}) == (-32600, 3)
+    for params in (42, "text", [1], True):
+        assert code({"jsonrpc": "2.0", "id": 3, "method": "GetTask", "params": params}) == (
+            -32602,
+            3,
+        )
     assert code(wire.request("x", "NoSuchMethod")) == (-32601, "x")
     assert code(wire.request(4, "tasks/nonsense")) == (-32601, 4)
     assert code(wire.request(4, "GetTask", {})) == (-32602, 4)

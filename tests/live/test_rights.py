@@ -336,7 +336,7 @@ def test_the_process_of_a_server_may_do_nothing(rig: Rig) -> None:
     message = {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "x"}]}
     sent = {"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": {"message": message}}
     status, body = ask("POST /a2a", sent)
-    assert "there are none yet" in body, body
+    assert "There are none that you may use" in body, body
 
 
 # --- the protocols -------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from typing import Any
 
 import uvicorn
 from a2a.server.agent_execution import AgentExecutor, RequestContext
+from a2a.server.context import ServerCallContext
 from a2a.server.events import EventQueue
 from a2a.server.request_handlers import DefaultRequestHandler
 from a2a.server.routes import (
@@ -284,6 +285,7 @@ def main(
     options.add_argument("--require", action="append", default=[], help="an extension")
     options.add_argument("--card", help="a file of JSON: other members and skills of the card")
     options.add_argument("--skill", action="append", default=[], help="a further one, as ID:TAG")
+    options.add_argument("--extended", help="a file of JSON: members of an extended card")
     options.add_argument("--log")
     options.add_argument("--port", type=int, default=0)
     given = options.parse_args()
@@ -307,10 +309,24 @@ def main(
         described.skills.append(AgentSkill(id=id, name=id, description=f"does {id}", tags=[tag]))
     for uri in given.require:
         described.capabilities.extensions.append(AgentExtension(uri=uri, required=True))
+    if given.extended:
+        described.capabilities.extended_agent_card = True
+
+    async def extend(card: AgentCard, context: ServerCallContext) -> AgentCard:
+        log(event="extended", authorization=context.state["headers"].get("authorization"))
+        members = json.loads(Path(given.extended).read_text(encoding="utf-8"))
+        extended = AgentCard()
+        extended.CopyFrom(card)
+        extended.ClearField("skills")
+        json_format.ParseDict(members, extended)
+        return extended
+
     handler = DefaultRequestHandler(
         agent_executor=agent(log),
         task_store=InMemoryTaskStore(),
         agent_card=described,
+        extended_agent_card=described if given.extended else None,
+        extended_card_modifier=extend if given.extended else None,
         validate_input_modes=validate_input_modes,
     )
     app = Starlette(

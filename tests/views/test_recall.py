@@ -9,7 +9,7 @@ from tests.views.real_tools import Task, build_tools, load_rows, load_tasks
 
 from dragoman.core.text_search import TextIndex, find_action
 from dragoman.core.token_estimate import estimate_tokens
-from dragoman.mcp.server.tool_search import weigh_tool
+from dragoman.core.tool_finder import weigh_tool
 
 TOP = 5
 

@@ -23,6 +23,7 @@ from dragoman.core.tool import DEFAULT_TRAITS, Tool
 from dragoman.guards.questions import Questions
 from dragoman.mcp.server.dispatcher import McpServer
 from dragoman.mcp.server.legacy_sse import LegacySseTransport
+from dragoman.mcp.server.progress import REPORT_SECONDS
 from dragoman.mcp.server.streamable_http import StreamableHttpTransport
 from dragoman.web.api import Api
 from dragoman.web.app import TcpApp
@@ -229,7 +230,9 @@ class Answer:
 
 @asynccontextmanager
 async def run_mcp_rig(
-    budget: BodyBudget | None = None, connections: int = 10_000
+    budget: BodyBudget | None = None,
+    connections: int = 10_000,
+    report_seconds: float = REPORT_SECONDS,
 ) -> AsyncIterator[HubRig]:
     catalog, work = Catalog(review=admit_all), Work()
     catalog.offer(
@@ -246,7 +249,7 @@ async def run_mcp_rig(
         ],
     )
     hub = build_permissive_hub(catalog, Bus(), [Questions(QuestionHandles(bytes(32), 60))])
-    mcp_server = McpServer(hub)
+    mcp_server = McpServer(hub, report_seconds=report_seconds)
     http, sse = StreamableHttpTransport(mcp_server, bytes(32)), LegacySseTransport(mcp_server)
     sock = socket.create_server(("127.0.0.1", 0))
     sock.setblocking(False)

@@ -122,10 +122,14 @@ def test_when_and_the_outputs_of_steps() -> None:
 
 def test_errors_are_continued_from_or_compensated() -> None:
     journal = Journal(load(tool("a", onError="continue"), tool("b", "a")))
-    journal.put("a", FAILED, problem="it broke")
+    journal.put("a", FAILED, problem="it broke", kind="WorkFailed")
     plan = journal.plan()
     assert [one.path for one in plan.ready] == ["b"]
-    assert plan.ready[0].scope["nodes"]["a"] == {"failed": True, "error": "it broke"}
+    assert plan.ready[0].scope["nodes"]["a"] == {
+        "failed": True,
+        "error": "it broke",
+        "errorKind": "WorkFailed",
+    }
 
     journal = Journal(load(tool("a", onError={"compensate": "undo"}), tool("b", "a"), tool("undo")))
     assert journal.list_ready() == ["a"]

@@ -74,6 +74,30 @@ async def test_outputs_flow_through_steps_loops_and_children(short_tmp: Path) ->
             await rig.start("other")
 
 
+async def test_steps_branch_on_the_kind_of_an_error(short_tmp: Path) -> None:
+    def fail(one: Call) -> str:
+        if one.arguments["how"] == "away":
+            raise Unreachable("it is away", sent=False)
+        raise InvalidInput("no such file")
+
+    async with run_rig(short_tmp) as rig:
+        rig.add("work", fail)
+        rig.add("wait", lambda one: "waited")
+        rig.add("mend", lambda one: "mended")
+        await rig.define(
+            "branch",
+            call("work", arguments={"how": "{{ $trigger.how }}"}, onError="continue"),
+            call("wait", when='{{ nodes.work.errorKind == "Unreachable" }}'),
+            call("mend", when='{{ nodes.work.errorKind == "InvalidInput" }}'),
+            inputs={"how": "string"},
+        )
+        for how, chosen in (("away", "wait"), ("wrong", "mend")):
+            before = len(rig.stub.calls)
+            run = await rig.run("branch", how=how)
+            assert run.state == COMPLETED, run.problem
+            assert [one.tool.remote_name for one in rig.stub.calls[before:]] == ["work", chosen]
+
+
 async def test_steps_act_with_the_rights_of_who_started_them(short_tmp: Path) -> None:
     policies = """
     @id("owner") permit (principal in Hub::Role::"owner", action, resource);

@@ -10,6 +10,8 @@ from msgspec import Meta, Struct
 from dragoman.core.tool_identity import HUB as HUB
 from dragoman.oauth.config import OAuthSettings
 
+DOOR = "a2a"
+"""The entry point, as policies and records name it."""
 PATHS = frozenset({"tasks", "agents", "v1", "card", "stream", "extendedAgentCard", ".well-known"})
 """Path segments that are not the name of an agent where one may stand."""
 
@@ -202,6 +204,14 @@ class A2aSettings(Struct, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=0, le=65_535)] | None,
         Meta(description="Serve A2A over gRPC there too; needs the extra grpc."),
     ] = None
+    grpc_ports: Annotated[
+        dict[str, Annotated[int, Meta(ge=0, le=65_535)]],
+        Meta(
+            max_length=64,
+            description="Further ports of gRPC at which one agent answers, by its name, for "
+            "clients of 0.3, which cannot name an agent.",
+        ),
+    ] = {}
     grpc_on_cards: Annotated[
         Literal["asked", "always"],
         Meta(
@@ -213,7 +223,8 @@ class A2aSettings(Struct, frozen=True, kw_only=True):
         Annotated[str, Meta(pattern=r"^[^\s/]+:[0-9]{1,5}$")] | None,
         Meta(
             description="host:port of gRPC on cards, where a proxy stands before it; default: the "
-            "host of public_url or of the request, and grpc_port."
+            "host of public_url or of the request, and grpc_port. The ports of grpc_ports are "
+            "listed at the same host."
         ),
     ] = None
     signing_key: Annotated[

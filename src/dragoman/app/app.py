@@ -200,11 +200,12 @@ class App:
             if charged is not None:
                 await charged
 
-        async def authenticate(metadata: Mapping[str, str], peer: str) -> Principal | None:
+        async def authenticate(
+            metadata: Mapping[str, str], peer: str, port: int
+        ) -> Principal | None:
             fields = {
                 name.encode("latin-1"): one.encode("latin-1") for name, one in metadata.items()
             }
-            port = parts.state.grpc_port or 0
             try:
                 found = auth.authenticate(
                     fields, lambda: self._peers.identify_grpc(peer, settings.host, port)

@@ -79,7 +79,7 @@ MEGABYTE = 1024 * 1024
 RESOLVERS = 4
 """Threads that look up the host names of webhooks."""
 GRPC_STOP_SECONDS = 0.5
-Authenticate = Callable[[Mapping[str, str], str], Awaitable[Principal | None]]
+Authenticate = Callable[[Mapping[str, str], str, int], Awaitable[Principal | None]]
 
 
 class AgentStores(Protocol):
@@ -319,8 +319,10 @@ class Agents:
                 base=state.base,
                 require_version=config.a2a.require_version,
                 owners=owners,
+                agent_ports=config.a2a.grpc_ports,
             )
-            state.set_grpc_port(await server.start())
+            port = await server.start()
+            state.set_grpc_ports(port, server.agent_ports)
             self.grpc.append(server)
 
     async def serve_grpc(self, principal: Principal, body: bytes, sink: FrameSink) -> None:
@@ -505,9 +507,12 @@ class AgentsBuilder:
         router = MessageRouter(
             self.hub, settings.default_agent, self._list_agents, find_unavailability
         )
-        if (chosen := settings.default_agent) and chosen not in (HUB, *self._list_agents()):
+        known = {HUB, *self._list_agents()}
+        if (chosen := settings.default_agent) and chosen not in known:
             log.warning('[a2a] default_agent: there is no agent "%s" yet', chosen)
-        cards = CardService(router, settings, sign, state.is_secured, lambda: state.grpc_port)
+        for name in settings.grpc_ports.keys() - known:
+            log.warning('[a2a] grpc_ports: there is no agent "%s" yet', name)
+        cards = CardService(router, settings, sign, state.is_secured, state.find_grpc_port)
         webhooks = OutboundHttp(resolve_apart(RESOLVERS))
         private = settings.push_private
         push = PushNotifier(

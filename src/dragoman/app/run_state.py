@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from dragoman.mcp.server.socket_transport import SocketConnection
 from dragoman.wire.http import HttpRequest
@@ -22,6 +22,8 @@ class RunState:
         self.url: str | None = None
         """The hub's address over TCP, once it listens."""
         self.grpc_port: int | None = None
+        self.grpc_ports: Mapping[str, int] = {}
+        """Those at which one agent answers, by its name."""
         self.is_draining = False
         self.stdio: set[SocketConnection] = set()
         self.started_at = time.time()
@@ -32,8 +34,12 @@ class RunState:
     def set_url(self, url: str) -> None:
         self.url = url
 
-    def set_grpc_port(self, port: int) -> None:
-        self.grpc_port = port
+    def set_grpc_ports(self, port: int, agent_ports: Mapping[str, int]) -> None:
+        self.grpc_port, self.grpc_ports = port, agent_ports
+
+    def find_grpc_port(self, agent: str) -> int | None:
+        """The port of that agent alone, or that of all if the name is empty."""
+        return self.grpc_ports.get(agent) if agent else self.grpc_port
 
     def drain(self) -> None:
         self.is_draining = True

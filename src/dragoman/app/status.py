@@ -82,6 +82,7 @@ class HubStatus:
                 "failed": parts.agents.failures,
                 "a2a": parts.agents.a2a is not None,
                 "grpc_port": state.grpc_port,
+                "grpc_ports": state.grpc_ports,
                 "tasks": parts.agents.count_tasks(),
             },
             "skills": {

@@ -180,7 +180,7 @@ def main() -> int:
         return error.exit_code
     except click.ClickException as error:
         if "--json" in sys.argv[1:]:
-            print(render_json(build_error(_render_error(error), error.exit_code)))
+            print(render_json(build_error(_render_error(error), error.exit_code), None))
         say(_render_error(error))
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):

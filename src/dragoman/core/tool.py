@@ -43,6 +43,9 @@ class AgentFacts:
     push: bool = True
     extended: bool = False
     """Whether authenticated clients are shown more."""
+    extended_facts: AgentFacts | None = None
+    """What the extended card of an agent elsewhere says of it, besides its skills: those that are
+    not on its public card have `public` false in `skills`."""
     extensions: Sequence[Mapping[str, Any]] = ()
     """Each with `uri`, `description`, `required` and `params`."""
     judges_media: bool = False

@@ -284,7 +284,9 @@ def _build_decision(pin: Pin, at: float, by: str, action: str, code: str) -> Pin
 
 
 def _describe_pin(pin: Pin, offered: bool, minor: MinorChanges | None) -> str:
-    what = f'the card of agent "{pin.target}"' if pin.kind == CARD else f'{pin.kind} "{pin.name}"'
+    what = f'{pin.kind} "{pin.name}"'
+    if pin.kind == CARD:
+        what = f'the {"extended card" if pin.id else "card"} of agent "{pin.target}"'
     added = review.render_date(pin.approved_at)
     approved = f"{added} by {pin.approved_by}"
     if not pin.held_mark and pin.approved_by == review.ADDITION:

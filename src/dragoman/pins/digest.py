@@ -17,6 +17,8 @@ from dragoman.wire.json import encode
 
 SKILL, CARD = "skill", "card"
 """Pinned kinds besides those of the catalogs."""
+EXTENDED = "extended"
+"""The id of the extended card of an agent; that of its card is empty."""
 ADDRESSED = frozenset({RESOURCE, TEMPLATE})
 LASTING = ADDRESSED | {INSTRUCTIONS}
 """Kinds that stay available when they change: the approved text is shown meanwhile."""

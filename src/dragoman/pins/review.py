@@ -28,6 +28,7 @@ from dragoman.core.tool_identity import fold_name
 from dragoman.pins.digest import (
     ADDRESSED,
     CARD,
+    EXTENDED,
     LASTING,
     SCHEME,
     SKILL,
@@ -369,21 +370,26 @@ class PinReviewer:
         waiting = self._waiting.get((pin.target, kind), {})
         return bool(pin.held_mark) and waiting.get((pin.kind, pin.id)) == pin.held_mark
 
-    def review_card(self, agent: str, card: Mapping[str, Any], mode: str) -> str | None:
-        """Returns why an agent's card is quarantined; None if it is not."""
-        self._waiting.pop((agent, CARD), None)
+    def review_card(
+        self, agent: str, card: Mapping[str, Any], mode: str, is_extended: bool = False
+    ) -> str | None:
+        """Returns why an agent's card is quarantined; None if it is not. The extended card, which
+        the agent shows to whom it knows, has a pin of its own."""
+        id, name = (EXTENDED, f"{agent} (extended card)") if is_extended else ("", agent)
+        waiting = self._waiting.setdefault((agent, CARD), {})
+        waiting.pop((CARD, id), None)
         if mode == OFF:
             return None
         mark = hashlib.sha256(encode(card)).digest()
         seen = OfferedDefinition(
-            agent, CARD, "", agent, mark, "", lambda scheme: select_pinned_of_card(card, scheme)
+            agent, CARD, id, name, mark, "", lambda scheme: select_pinned_of_card(card, scheme)
         )
         try:
             known = self._find_pins(agent)
             pin = known.pins.get(seen.key)
         except HubError as error:
             self.unreviewed[agent] = str(error)
-            return _explain_uncertainty(agent, error)
+            return _explain_uncertainty(name, error)
         if pin is not None and pin.mark == mark and not pin.held_mark and pin.scheme == SCHEME:
             return None
         judged = self._judge(known, pin, seen, mode)
@@ -391,13 +397,14 @@ class PinReviewer:
         if judged.change is not None:
             review.changes.append(judged.change)
         if judged.why is not None:
-            review.why[agent] = judged.why
-            self._waiting[agent, CARD] = {seen.key: mark}
-            self._waiting.pop((agent, TOOL), None)  # its skills are of another card
+            review.why[name] = judged.why
+            waiting[seen.key] = mark
+            if not is_extended:
+                self._waiting.pop((agent, TOOL), None)  # its skills are of another card
         self._report(review)
         problem = self._save(agent, review.changes)
         if problem is not None and judged.new:
-            return _explain_uncertainty(agent, problem)
+            return _explain_uncertainty(name, problem)
         return judged.why
 
     def _report(self, review: _Review) -> None:
@@ -810,6 +817,9 @@ def _sanitize_tool(tool: Tool, data: bytes, remarks: list[str]) -> Tool:
                 skills = facts.skills
         if about != facts.description or skills is not facts.skills:
             facts = replace(facts, description=about, skills=skills)
+        if (more := facts.extended_facts) is not None:
+            about = shorten_text(clean_text(more.description), MAX_DESCRIPTION)
+            facts = replace(facts, extended_facts=replace(more, description=about))
     if (short, definition, facts) == (tool.description, tool.definition, tool.agent):
         return tool
     return replace(tool, description=short, definition=definition, agent=facts)

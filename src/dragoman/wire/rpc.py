@@ -18,6 +18,8 @@ PARAMS = (b'"name"', b'"arguments"', b'"_meta"')
 
 Id = str | int | float | None
 _PLAIN_ID = (int, str)
+WRONG_PARAMS = '"params" must be an object'
+"""The flaw of a message whose parameters are of another type."""
 
 
 def encode_request(id: Id, method: str, params: Any) -> bytes:
@@ -78,7 +80,7 @@ def find_flaw(message: Any) -> str | None:
         if not isinstance(message["method"], str):
             return '"method" must be a string'
         if not isinstance(message.get("params"), dict | None):
-            return '"params" must be an object'
+            return WRONG_PARAMS
     elif "result" not in message and "error" not in message:
         return 'a message has a "method", a "result" or an "error"'
     if "id" in message and (

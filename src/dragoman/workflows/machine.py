@@ -97,7 +97,7 @@ def find_output(record: StepRecord) -> Any:
     """What templates read as the output of a step. The members of the data that a call has returned
     can be read without naming the data."""
     if record.state == FAILED:
-        return {"failed": True, "error": record.problem}
+        return {"failed": True, "error": record.problem, "errorKind": record.kind}
     output = record.output
     if record.node in ACTING and isinstance(output, Mapping):
         data = output.get("data")

@@ -44,8 +44,8 @@ class CardAddresses(Struct, frozen=True, kw_only=True):
     another origin than the card's own."""
     tenant: str = ""
     """Names the agent over gRPC, where no path can."""
-    is_default: bool = False
-    """Whether gRPC of 0.3, which has no tenant, reaches the agent."""
+    grpc_03: str | None = None
+    """`host:port` where gRPC of 0.3, which has no tenant, reaches the agent; None if nowhere."""
 
 
 def build_card(facts: AgentFacts, *, urls: CardAddresses, security: bool) -> dict[str, Any]:
@@ -74,8 +74,7 @@ def build_card(facts: AgentFacts, *, urls: CardAddresses, security: bool) -> dic
 
 
 def _build_interfaces(urls: CardAddresses) -> list[dict[str, Any]]:
-    """The preferred one first, gRPC last. HTTP serves all versions at one address. gRPC has no
-    tenant in 0.3, so it reaches only the default agent."""
+    """The preferred one first, gRPC last. HTTP serves all versions at one address."""
     found: list[dict[str, Any]] = [
         {"url": urls.url, "protocolBinding": binding, "protocolVersion": version}
         for version in ADVERTISED
@@ -85,8 +84,9 @@ def _build_interfaces(urls: CardAddresses) -> list[dict[str, Any]]:
     if urls.grpc:
         grpc = {"url": urls.grpc, "protocolBinding": "GRPC", "protocolVersion": "1.0"}
         found.append({**grpc, "tenant": urls.tenant} if urls.tenant else grpc)
-        if urls.is_default:
-            found.append({**grpc, "protocolVersion": "0.3"})
+    if urls.grpc_03:
+        grpc = {"url": urls.grpc_03, "protocolBinding": "GRPC", "protocolVersion": "0.3"}
+        found.append(grpc)
     return found
 
 

@@ -24,6 +24,7 @@ from dragoman.core.errors import BadReply, ConfigError, InvalidInput, TargetFail
 from dragoman.core.structs import Struct
 from dragoman.core.urls import render_origin
 from dragoman.wire.http import HttpClient, HttpReply
+from dragoman.wire.json import encode
 
 log = logging.getLogger(__name__)
 
@@ -194,6 +195,14 @@ class CardDiscovery:
     def adopt(self, url: str, found: FoundCard) -> None:
         kept = self._find_entry(url)
         kept.found, kept.expires = found, inf
+
+    def parse_extended(self, found: FoundCard, raw: dict[str, Any]) -> FoundCard:
+        """Parses the extended card of an agent with the card `found`. Raises `BadReply`."""
+        data = encode(raw)
+        try:
+            return self._parse_card(found.asked, found.url, data)
+        except InvalidCard as problem:
+            raise BadReply(f"its extended card is invalid: {problem}") from None
 
     def _find_entry(self, url: str) -> _CachedCard:
         kept = self._cache.get(url)

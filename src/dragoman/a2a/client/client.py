@@ -45,6 +45,7 @@ from dragoman.a2a.protocol import errors
 from dragoman.a2a.protocol.dialects import SPOKEN
 from dragoman.a2a.protocol.dialects.operations import (
     CANCEL,
+    CARD,
     GET,
     LIST,
     SEND,
@@ -131,6 +132,11 @@ class A2aClient:
     def adopt_card(self, url: str, found: FoundCard) -> ProbedAgent:
         self._discovery.adopt(url, found)
         return self._cache_agent(url, found)
+
+    async def fetch_extended_card(self, probed: ProbedAgent) -> FoundCard:
+        """Asks an agent, whose card says that it has one, for its extended card."""
+        raw = await self._request(probed, CARD, {})
+        return self._discovery.parse_extended(probed.found, raw)
 
     def _cache_agent(self, url: str, found: FoundCard) -> ProbedAgent:
         probed = self._agents.get(url)

@@ -46,6 +46,8 @@ class ProbedAgent:
         self.card = found.card
         self.endpoints = list_endpoints(found)
         """The candidates, the likeliest first, without those that were ruled out."""
+        self.extended: FoundCard | None = None
+        """Its extended card, if it has one that may be used."""
         self.findings: list[str] = list(found.findings)
         self._declared = next((one for one in self.endpoints if one.declared), None)
         self._set_endpoint(None)
@@ -78,6 +80,13 @@ class ProbedAgent:
     def add_finding(self, finding: str) -> None:
         if finding not in self.findings and len(self.findings) < MAX_FINDINGS:
             self.findings.append(finding)
+
+    def replace_finding(self, old: str, new: str) -> None:
+        """Either may be empty, for none."""
+        if old != new:
+            self.findings = [one for one in self.findings if one != old]
+            if new:
+                self.add_finding(new)
 
 
 def list_endpoints(found: FoundCard) -> list[Endpoint]:

@@ -50,8 +50,12 @@ LATE_SECONDS = 1.0
 """If the event loop was late by more than this during a check, what the check did not receive in
 time is no proof against the agent."""
 
-ReviewCard = Callable[[str, Mapping[str, Any], str], str | None]
-"""Takes the agent's name, its card and the pin mode; returns why the card is rejected, or None."""
+EXTENDED_SECONDS = 300.0
+"""After so many seconds an extended card is fetched again, besides when the public one changes."""
+
+ReviewCard = Callable[[str, Mapping[str, Any], str, bool], str | None]
+"""Takes the agent's name, its card, the pin mode and whether the card is the extended one; returns
+why the card is rejected, or None."""
 
 
 class AgentHealth:
@@ -160,6 +164,13 @@ class HealthWatch:
         self._facts_changed = facts_changed
         self._found: FoundCard | None = None
         """The latest card, accepted or not."""
+        self._extended: FoundCard | None = None
+        """The latest extended card, accepted or not."""
+        self._extended_of: ProbedAgent | None = None
+        """The card with which it was fetched."""
+        self._extended_until = 0.0
+        self._fetch_problem = self._extended_problem = ""
+        """Findings of the last fetch, and of the last check."""
         self._offered: ProbedAgent | None = None
         self._checking: asyncio.Task[None] | None = None
         self._loop: asyncio.Task[None] | None = None
@@ -191,6 +202,7 @@ class HealthWatch:
 
     async def refresh(self) -> None:
         """Checks now. A running check may have read an outdated card: another one follows it."""
+        self._extended_until = 0.0
         if not self._start_check() and self._under_way:
             self._again = True
         await self._wait_for_check()
@@ -278,7 +290,46 @@ class HealthWatch:
         self.seen_at = time.time()
         agent.breaker.record_success()
         self._update_facts()  # first: policies judge the offered tools by it
+        probed.extended, problem = await self._find_extended(probed)
+        probed.replace_finding(self._extended_problem, problem)
+        self._extended_problem = problem
         self._offer(probed)
+
+    async def _find_extended(self, probed: ProbedAgent) -> tuple[FoundCard | None, str]:
+        """The extended card that the hub gets with its own credentials, if the pins accept it; and
+        a finding, or an empty text."""
+        agent = self.agent
+        declared = probed.card.get("capabilities", {}).get("extendedAgentCard") is True
+        if not declared or agent.is_per_user or agent.entry.wire == WIRE_SKILL_ONLY:
+            self._extended = None
+            return None, ""
+        now = time.monotonic()
+        if probed is not self._extended_of or now >= self._extended_until:
+            self._extended_of, self._extended_until = probed, now + EXTENDED_SECONDS
+            self._fetch_problem = await self._fetch_extended(probed)
+        if (found := self._extended) is None:
+            return None, self._fetch_problem
+        why = self._review_card(agent.entry.name, found.raw, agent.entry.pin, True)
+        if why is not None:
+            return None, f"its extended card is not used: {why}"
+        return found, self._fetch_problem
+
+    async def _fetch_extended(self, probed: ProbedAgent) -> str:
+        """Returns a finding, or an empty text. Keeps the earlier card while the agent cannot be
+        asked."""
+        agent = self.agent
+        try:
+            async with asyncio.timeout(min(ASK_SECONDS, agent.entry.timeout_secs / 2)):
+                found = await agent.client.fetch_extended_card(probed)
+        except (TimeoutError, TimedOut, Unreachable) as error:
+            why = str(error) or "it did not answer in time"
+        except (HubError, A2aError) as error:
+            why, self._extended = str(error), None
+        else:
+            if self._extended is None or self._extended.raw != found.raw:
+                self._extended = found
+            return ""
+        return f"its extended card could not be fetched: {why}"
 
     async def _check_answer(self, probed: ProbedAgent) -> None:
         client = self.agent.client
@@ -298,7 +349,7 @@ class HealthWatch:
             self._found = found
             self._save_card(found)
         entry = self.agent.entry
-        why = self._review_card(entry.name, found.raw, entry.pin)
+        why = self._review_card(entry.name, found.raw, entry.pin, False)
         self.quarantine_reason = why or ""
         if why is not None:
             self._withdraw(why)

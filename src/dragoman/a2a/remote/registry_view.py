@@ -229,5 +229,6 @@ def _find_approved(offered: Sequence[Tool]) -> dict[str, Any] | None:
     for tool in offered:
         if (facts := tool.agent) is not None:
             said = {"description": facts.description, "version": facts.version}
-            return {"name": facts.name, **said, "skills": list(facts.skills)}
+            skills = [skill for skill in facts.skills if skill.get("public", True)]
+            return {"name": facts.name, **said, "skills": skills}
     return None

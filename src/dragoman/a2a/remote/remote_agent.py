@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dragoman.a2a.cards.signing import load_public_key
-from dragoman.a2a.client.card_discovery import CardTrust, parse_origin
+from dragoman.a2a.client.card_discovery import CardTrust, FoundCard, parse_origin
 from dragoman.a2a.client.client import A2aClient
 from dragoman.a2a.client.dialect_probe import ProbedAgent
 from dragoman.a2a.client.endpoint import A2aErrorStatus, AgentHttpStatus
@@ -185,7 +185,7 @@ class RemoteAgent:
         )
         self.probed: ProbedAgent | None = None
         """As offered: calls go to the endpoint of this card, whatever its card says now."""
-        self._offered: tuple[ProbedAgent, str, str] | None = None
+        self._offered: tuple[ProbedAgent, FoundCard | None, str, str] | None = None
         self.was_found = False
         """Whether it was offered since the hub started."""
         self._forms: Mapping[str, str] = {}
@@ -208,13 +208,16 @@ class RemoteAgent:
     def offer(self, probed: ProbedAgent, card_id: str) -> None:
         """Replaces its tools by those of the card. Raises `ConfigError` if some names are taken by
         another target, and offers the rest."""
-        offered = (probed, card_id, self.entry.trust)
+        offered = (probed, probed.extended, card_id, self.entry.trust)
         if self._offered == offered:
             return
         tools = self._build_tools(probed, card_id)
         self._offered, self.probed = offered, probed
         self.was_found = True
         self._forms = choose_argument_forms(probed.found.raw, probed.card)
+        if (extended := probed.extended) is not None:
+            forms = choose_argument_forms(extended.raw, extended.card)
+            self._forms = {**forms, **self._forms}
         self.reason = ""
         try:
             self._catalog.offer(self.name, tools)
@@ -236,12 +239,16 @@ class RemoteAgent:
 
     def _build_tools(self, probed: ProbedAgent, card_id: str) -> list[Tool]:
         sources = SOURCES[TRUST[self.entry.trust]]
-        whole = build_agent_tool(
-            self, _build_facts(self.name, probed.card), self._prefix, self._validate
-        )
+        card, extended = probed.card, probed.extended
+        facts = _build_facts(self.name, card)
+        if extended is not None:
+            card = {**card, "skills": merge_skills(card["skills"], extended.card["skills"])}
+            more = replace(_build_facts(self.name, extended.card), skills=())
+            facts = replace(facts, skills=card["skills"], extended=True, extended_facts=more)
+        whole = build_agent_tool(self, facts, self._prefix, self._validate)
         # Names no skill: the ids of skills may not be approved yet.
         description = f"{whole.description.rstrip()} {TAKES_MESSAGES}"
-        if self.slug and probed.card.get("skills"):
+        if self.slug and card.get("skills"):
             description += f' Its skills are also tools, named "{self.slug}.…": {OTHERWISE}'
         whole = replace(
             whole,
@@ -257,7 +264,7 @@ class RemoteAgent:
             return [whole]
         owner = SkillOwner(self, self.slug, card_id, render_origin(self.entry.url), sources, SINKS)
         odd: list[str] = []
-        skills = build_skill_tools(owner, probed.card, self._compile, {whole.name}, odd)
+        skills = build_skill_tools(owner, card, self._compile, {whole.name}, odd)
         for finding in odd:
             probed.add_finding(finding)
         return [whole, *skills]
@@ -590,6 +597,15 @@ def _build_trust(entry: ExternalAgent, signatures: str, place: Path) -> CardTrus
         )
     keys = [load_public_key(place / path) for path in entry.keys]
     return CardTrust(entry.signatures or signatures, {origin: keys} if keys else None)
+
+
+def merge_skills(
+    public: Sequence[Mapping[str, Any]], extended: Sequence[Mapping[str, Any]]
+) -> list[Mapping[str, Any]]:
+    """The skills of both cards; of one that is on both, what the public card says."""
+    known = {skill["id"] for skill in public}
+    more = [{**skill, "public": False} for skill in extended if skill["id"] not in known]
+    return [*public, *more]
 
 
 MAX_EXTENSIONS = 32

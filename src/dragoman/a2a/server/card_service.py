@@ -53,9 +53,10 @@ class CardService:
         settings: A2aSettings,
         sign: Sign | None,
         is_secured: Callable[[], bool] = lambda: True,
-        find_grpc_port: Callable[[], int | None] = lambda: None,
+        find_grpc_port: Callable[[str], int | None] = lambda agent: None,
     ) -> None:
-        """`is_secured` says whether callers need a key, `find_grpc_port` where gRPC is served."""
+        """`is_secured` says whether callers need a key, `find_grpc_port` where
+        gRPC is served for that agent alone, or for all if the name is empty."""
         self._router = router
         self._settings = settings
         self._sign = sign
@@ -69,7 +70,7 @@ class CardService:
 
     def has_extended_card(self, facts: AgentFacts) -> bool:
         """Whether authenticated clients get another card than the public one."""
-        return facts.extended and self._is_secured()
+        return facts.extended and (facts.extended_facts is not None or self._is_secured())
 
     def build_card(
         self,
@@ -92,20 +93,28 @@ class CardService:
         )
         urls = CardAddresses(
             url=f"{base}{self._settings.listen_path}/{quote(facts.name)}",
-            grpc=self._find_grpc_address(base) if grpc else None,
+            grpc=self._find_grpc_address(base, "") if grpc else None,
+            grpc_03=self._find_grpc_03(base, facts.name, is_default) if grpc else None,
             tenant=facts.name,
-            is_default=is_default,
         )
         return build_card(described, urls=urls, security=self._is_secured())
 
-    def _find_grpc_address(self, base: str) -> str | None:
+    def _find_grpc_03(self, base: str, agent: str, is_default: bool) -> str | None:
+        """The address of the agent's own port, where no other agent will answer; for the default
+        agent otherwise the common one."""
+        own = self._find_grpc_address(base, agent)
+        return own or (self._find_grpc_address(base, "") if is_default else None)
+
+    def _find_grpc_address(self, base: str, agent: str) -> str | None:
         """The address of gRPC for clients that reach the hub at `base`: on the same host."""
-        port = self._find_grpc_port()
+        port = self._find_grpc_port(agent)
         if port is None:
             return None
-        if self._settings.grpc_address:
-            return self._settings.grpc_address
         host = urlsplit(base).hostname or "localhost"
+        if named := self._settings.grpc_address:
+            if not agent:
+                return named
+            host = named.rpartition(":")[0].strip("[]")
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def encode_card(
@@ -118,7 +127,7 @@ class CardService:
         facts = self._router.get_visible_facts(principal, agent)
         self._drop_stale()
         wanted = version or self._settings.card
-        if facts is not HUB_FACTS and self._is_secured():
+        if facts is not HUB_FACTS and (self._is_secured() or facts.extended_facts is not None):
             principal = None  # all clients get the same public card
         reader, is_default = _find_reader(principal), agent is None
         key = facts.name, reader, base, wanted, self._is_secured(), grpc, is_default
@@ -178,15 +187,23 @@ class CardService:
             for one in facts.extensions
         ]
 
+    def build_extended_card(
+        self, facts: AgentFacts, principal: Principal, base: str, *, is_default: bool
+    ) -> dict[str, Any]:
+        """The card in the form of 1.0 with all that the principal may see."""
+        if (more := facts.extended_facts) is not None:
+            facts = replace(more, skills=facts.skills, extended=True, extended_facts=more)
+        return self.build_card(facts, principal, base, is_default=is_default)
+
     def _build_skills(
         self, facts: AgentFacts, principal: Principal | None
     ) -> list[Mapping[str, Any]]:
         if facts is not HUB_FACTS:
-            return [
-                {key: value for key, value in one.items() if key != "public"}
-                for one in facts.skills
-                if principal is not None or one.get("public", True)
-            ]
+            if principal is None:
+                shown = [one for one in facts.skills if one.get("public", True)]
+            else:
+                shown = self._router.select_visible_skills(facts, principal)
+            return [{key: one[key] for key in one if key != "public"} for one in shown]
         if principal is None:
             return []
         skills: list[Mapping[str, Any]] = []

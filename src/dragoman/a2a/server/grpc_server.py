@@ -32,6 +32,7 @@ from dragoman.a2a.server.request_context import (
 )
 from dragoman.a2a.server.routing import render_used_extensions
 from dragoman.core.access import TokenRejected, WhyEnded
+from dragoman.core.call import NOTHING
 from dragoman.core.cluster import FrameSink, OwnedElsewhere, OwnerRequests, prepay
 from dragoman.core.errors import ConfigError, Unreachable
 from dragoman.core.principal import Principal
@@ -109,9 +110,9 @@ OPTIONS = [
 ]
 
 Found = Principal | Awaitable[Principal | None] | None
-Authenticate = Callable[[Mapping[str, str], str], Found]
-"""Finds the principal by the metadata, whose names are in lower case, and by the peer as gRPC names
-it; None if it is unknown. Raises `TokenRejected`."""
+Authenticate = Callable[[Mapping[str, str], str, int], Found]
+"""Finds the principal by the metadata, whose names are in lower case, by the peer as gRPC names it,
+and the port to which it has connected; None if it is unknown. Raises `TokenRejected`."""
 
 
 class Context(Protocol):
@@ -123,6 +124,16 @@ class Context(Protocol):
     async def read(self) -> Any: ...
     async def write(self, message: bytes) -> None: ...
     async def abort(self, code: Any, details: str, trailing_metadata: Any) -> NoReturn: ...
+
+
+class GrpcEndpoint(Struct, frozen=True):
+    """A method of a service at a port."""
+
+    service: GrpcService
+    method: GrpcMethod
+    agent: str | None = None
+    """The agent that answers at the port; None if requests name it."""
+    port: int = 0
 
 
 class GrpcCall(Struct, frozen=True):
@@ -157,10 +168,12 @@ class A2aGrpcServer:
         base: str,
         require_version: bool,
         owners: OwnerRequests | None = None,
+        agent_ports: Mapping[str, int] = NOTHING,
         max_calls: int = MAX_CALLS,
         max_of_caller: int = MAX_OF_CALLER,
     ) -> None:
-        """`owners` are the other hubs of a cluster."""
+        """`owners` are the other hubs of a cluster; `agent_ports` the ports at which one agent
+        answers, by its name."""
         self._owners = owners
         self._operations = server
         self._authenticate = authenticate
@@ -174,71 +187,85 @@ class A2aGrpcServer:
         """The running calls of each principal."""
         self._reading: dict[Principal, asyncio.Semaphore] = {}
         """What limits the messages of each that are received."""
-        self._server: Any = None
+        self._servers: list[Any] = []
+        self.agent_ports: Mapping[str, int] = agent_ports
+        """As numbers of their own once it listens."""
 
     async def start(self) -> int:
-        """Listens, and returns the port."""
-        if not _is_loopback(self._host) and await self._find_caller({}, "") is not None:
+        """Listens, and returns the port that is for all agents."""
+        if not _is_loopback(self._host) and await self._find_caller({}, "", 0) is not None:
             raise ConfigError(
                 f'[server] host = "{self._host}" can be reached from outside, which needs a key'
                 " on [a2a] grpc_port too: set api_key, or run: dragoman keys create NAME"
             )
+        try:
+            ports = {name: await self._listen(at, name) for name, at in self.agent_ports.items()}
+            self.agent_ports = ports
+            return await self._listen(self._port, None)
+        except ConfigError:
+            await self.stop(0)
+            raise
+
+    async def _listen(self, number: int, agent: str | None) -> int:
+        """Listens at a port, where `agent` answers if it is given."""
         server = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=self._max_calls)
+        shown = f"[{self._host}]" if ":" in self._host else self._host
+        try:
+            port: int = server.add_insecure_port(f"{shown}:{number}")
+        except RuntimeError:
+            setting = "grpc_port" if agent is None else f'port of "{agent}" in grpc_ports'
+            raise ConfigError(
+                f"cannot listen on {self._host} port {number} for gRPC; stop what uses it, or "
+                f"set another [a2a] {setting}"
+            ) from None
         for service in SERVICES:
-            handlers = {it.name: self._method(service, it) for it in service.methods.values()}
+            handlers = {
+                it.name: self._method(GrpcEndpoint(service, it, agent, port))
+                for it in service.methods.values()
+            }
             server.add_generic_rpc_handlers(
                 (grpc.method_handlers_generic_handler(service.name, handlers),)
             )
-        shown = f"[{self._host}]" if ":" in self._host else self._host
-        try:
-            port: int = server.add_insecure_port(f"{shown}:{self._port}")
-        except RuntimeError:
-            raise ConfigError(
-                f"cannot listen on {self._host} port {self._port} for gRPC; stop what uses it, or "
-                "set another [a2a] grpc_port"
-            ) from None
         await server.start()
-        self._server = server
+        self._servers.append(server)
         return port
 
     async def stop(self, grace: float) -> None:
         """Accepts no more calls; running ones have `grace` seconds."""
-        if self._server is not None:
-            await self._server.stop(grace)
+        await asyncio.gather(*(server.stop(grace) for server in self._servers))
 
     # --- one call --------------------------------------------------------------------------------
 
-    def _method(self, service: GrpcService, method: GrpcMethod) -> Any:
+    def _method(self, endpoint: GrpcEndpoint) -> Any:
         """Declares the request as a stream, of one message: gRPC then calls the handler before it
         receives the message, of which it buffers little before it is read. Clients see no
         difference."""
-        if method.op in STREAMING:
+        if endpoint.method.op in STREAMING:
 
             async def stream(messages: object, context: Context) -> None:
-                await self._serve(self._stream, service, method, context)
+                await self._serve(self._stream, endpoint, context)
 
             return grpc.stream_stream_rpc_method_handler(stream)
 
         async def answer(messages: object, context: Context) -> bytes:
-            return await self._serve(self._answer, service, method, context)
+            return await self._serve(self._answer, endpoint, context)
 
         return grpc.stream_unary_rpc_method_handler(answer)
 
-    async def _serve(
-        self, work: Work[Answer], service: GrpcService, method: GrpcMethod, context: Context
-    ) -> Answer:
+    async def _serve(self, work: Work[Answer], endpoint: GrpcEndpoint, context: Context) -> Answer:
+        service, method = endpoint.service, endpoint.method
         caller: Principal | None = None
         try:
             metadata = _join_metadata(context.invocation_metadata())
             found = context.principal if isinstance(context, ForwardedContext) else None
-            caller = await self._admit(metadata, context.peer(), found)
+            caller = await self._admit(metadata, context.peer(), endpoint.port, found)
             self._check_version(service, metadata.get("a2a-version"))
             data = await self._read(caller, context)
             request = await _decode(service, method, data)
             older = metadata.get("x-a2a-extensions", "")  # 0.3's
             ctx = RequestContext(
                 principal=caller,
-                agent=None,  # the tenant of the request may name one
+                agent=endpoint.agent,  # if it is None, the tenant of the request may name one
                 version=service.version,
                 extensions=parse_extensions(f"{metadata.get('a2a-extensions', '')},{older}"),
                 base=self._base,
@@ -262,18 +289,20 @@ class A2aGrpcServer:
             if caller is not None:
                 self._release(caller)
 
-    async def _find_caller(self, metadata: Mapping[str, str], peer: str) -> Principal | None:
+    async def _find_caller(
+        self, metadata: Mapping[str, str], peer: str, port: int
+    ) -> Principal | None:
         try:
-            found = self._authenticate(metadata, peer)
+            found = self._authenticate(metadata, peer, port)
             return found if found is None or isinstance(found, Principal) else await found
         except TokenRejected as problem:
             raise A2aError(errors.UNAUTHENTICATED, str(problem)) from None
 
     async def _admit(
-        self, metadata: Mapping[str, str], peer: str, found: Principal | None
+        self, metadata: Mapping[str, str], peer: str, port: int, found: Principal | None
     ) -> Principal:
         """`found` is the principal that another hub has found."""
-        caller = found or await self._find_caller(metadata, peer)
+        caller = found or await self._find_caller(metadata, peer, port)
         if caller is None:
             raise A2aError(
                 errors.UNAUTHENTICATED,
@@ -398,11 +427,12 @@ class A2aGrpcServer:
         context = ForwardedContext(principal, head["metadata"], data, sink)
         service = next(one for one in SERVICES if one.name == head["service"])
         method = service.methods[head["op"]]
+        endpoint = GrpcEndpoint(service, method, head.get("agent"))
         try:
             if method.op in STREAMING:
-                await self._serve(self._stream, service, method, context)
+                await self._serve(self._stream, endpoint, context)
             else:
-                await context.write(await self._serve(self._answer, service, method, context))
+                await context.write(await self._serve(self._answer, endpoint, context))
         except ForwardedError as error:
             await sink.write(_ERROR + encode(error.render()))
         else:
@@ -412,7 +442,7 @@ class A2aGrpcServer:
         """Names the extensions in use."""
         if call.ctx.extensions:
             facts = self._operations.router.get_facts(
-                call.request.get("tenant"), call.ctx.principal
+                call.request.get("tenant") or call.ctx.agent, call.ctx.principal
             )
             if used := render_used_extensions(facts, call.ctx.extensions):
                 await call.context.send_initial_metadata((("a2a-extensions", used),))
@@ -477,7 +507,8 @@ def _parse_forwarded_error(sent: Mapping[str, Any]) -> ForwardedError:
 def _encode_call(call: GrpcCall) -> bytes:
     # Not the credential: the principal goes with it.
     metadata = {name: text for name, text in call.metadata.items() if name != "authorization"}
-    head = {"service": call.service.name, "op": call.method.op, "metadata": metadata}
+    head: dict[str, Any] = {"service": call.service.name, "op": call.method.op}
+    head |= {"metadata": metadata, "agent": call.ctx.agent}
     encoded = encode(head)
     return len(encoded).to_bytes(LENGTH, "big") + encoded + call.data
 

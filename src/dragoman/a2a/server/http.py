@@ -146,7 +146,8 @@ class JsonRpcExchange(Exchange):
                 # JSON-RPC discourages null as an id, and some A2A clients send it.
                 checked = {**message, "id": 0}
         if (flaw := rpc.find_flaw(checked)) is not None or "method" not in message:
-            raise A2aError(errors.INVALID_REQUEST, flaw or 'a request has a "method"')
+            reason = errors.INVALID_PARAMS if flaw == rpc.WRONG_PARAMS else errors.INVALID_REQUEST
+            raise A2aError(reason, flaw or 'a request has a "method"')
         method, params = message["method"], message.get("params")
         version, required = read_version(request), self.transport.require_version
         dialect = self.dialect = dialects.choose(version, method, params, required)

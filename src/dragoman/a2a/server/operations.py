@@ -366,7 +366,7 @@ class A2aServer:
                 errors.PERMISSION_DENIED, f'no policy permits you to look at "{facts.name}"'
             )
         is_default = ctx.agent is None
-        return self.cards.build_card(facts, ctx.principal, ctx.base, is_default=is_default)
+        return self.cards.build_extended_card(facts, ctx.principal, ctx.base, is_default=is_default)
 
 
 # --- pages of tasks ---------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
-from dragoman.a2a.config import HUB
+from dragoman.a2a.config import DOOR, HUB
 from dragoman.a2a.protocol import errors
 from dragoman.a2a.protocol.dialects.operations import SKILL
 from dragoman.a2a.protocol.errors import A2aError
@@ -33,9 +33,6 @@ from dragoman.core.tool import AgentFacts, Nowhere, Tool, build_unknown_tool
 from dragoman.core.tool_filter import EVERYTHING
 from dragoman.core.tool_identity import build_identity
 
-DOOR = "a2a"
-MAX_NAMED = 20
-"""How many skills the question for a skill lists."""
 MAX_NAME = 256
 MAX_DEFAULTS = 1_000
 """Principals whose default agent is kept."""
@@ -278,6 +275,18 @@ class MessageRouter:
                 return tool if self._hub.authorizer.can_see(principal, one, DOOR) else one.name
         return build_identity(slug_from_name(agent), skill)
 
+    def select_visible_skills(
+        self, facts: AgentFacts, principal: Principal
+    ) -> list[Mapping[str, Any]]:
+        """The skills without those of a remote agent whose tools the principal may not see."""
+        sees = self._hub.authorizer.can_see
+        hidden = {
+            one.bridged.skill_id
+            for one in self._hub.catalog.list_offered(facts.name)
+            if one.bridged is not None and not sees(principal, one, DOOR)
+        }
+        return [skill for skill in facts.skills if skill["id"] not in hidden]
+
     @property
     def version(self) -> tuple[int, int]:
         """Changes with the catalog and with the policies."""
@@ -311,13 +320,6 @@ class MessageRouter:
         if tool.agent is not None or isinstance(tool.target, Nowhere):
             return "", message
         return word, {**message, "parts": [{**first, "text": rest.strip()}, *others]}
-
-    def ask_for_skill(self, principal: Principal) -> str:
-        """The question to a client that has named no skill."""
-        names = [tool.name for tool in self.list_skills(principal)]
-        more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-        listed = ", ".join(names[:MAX_NAMED]) or "there are none yet"
-        return f"Which skill is this for? Answer with the name of one: {listed}{more}."
 
 
 def key_of_principal(principal: Principal) -> Hashable:

@@ -25,6 +25,7 @@ from dragoman.a2a.server.form_answers import build_agent_answers, parse_answers
 from dragoman.a2a.server.push_delivery import PushNotifier
 from dragoman.a2a.server.request_context import RequestContext
 from dragoman.a2a.server.routing import HUB_FACTS, Destination, MessageRouter
+from dragoman.a2a.server.skill_question import PLAIN_QUESTION, SkillQuestion
 from dragoman.a2a.server.task import (
     MAX_BYTES,
     NO_EXTRA,
@@ -73,6 +74,7 @@ class MessageSender:
         self._router = router
         self._access = access
         self._push = push
+        self._skill_question = SkillQuestion(hub)
         self._by_key: WeakValueDictionary[tuple[Principal, str], A2aTask] = WeakValueDictionary()
         """The tasks of messages that were sent with an idempotency key."""
 
@@ -123,7 +125,9 @@ class MessageSender:
                 return self._send_with_push(ctx, request, streamed, push)
         return self._send(ctx, request, streamed)
 
-    def _send(self, ctx: RequestContext, request: Mapping[str, Any], streamed: bool) -> Sent:
+    def _send(
+        self, ctx: RequestContext, request: Mapping[str, Any], streamed: bool
+    ) -> Sent | Awaitable[Sent]:
         if ctx.key and (repeated := self._find_repeated(ctx, request["message"])) is not None:
             return repeated, repeated.record.count
         task = self._find_continued(ctx, request)
@@ -135,7 +139,22 @@ class MessageSender:
             self._continue(ctx, task, request, streamed)
         if ctx.key:
             self._store_first(task)
-        return task, task.record.message_number
+        sent = task, task.record.message_number
+        return sent if task.record.header.tool else self._ask_for_skill(sent)
+
+    async def _ask_for_skill(self, sent: Sent) -> Sent:
+        """Asks the client of a task which skill its message is for, also if the search fails or the
+        client disconnects meanwhile."""
+        task, number = sent
+        question = PLAIN_QUESTION
+        try:
+            text = join_texts(task.record.message["parts"])
+            question = await self._skill_question.build(text, task.owner)
+        finally:
+            is_newest = task.record.message_number == number
+            if is_newest and (task.state == SUBMITTED or task.state in WAITS):
+                task.ask(question)
+        return sent
 
     async def _send_with_push(
         self,
@@ -151,7 +170,8 @@ class MessageSender:
         if task is not None:
             if task.state in WAITS:  # in any other state it takes no message
                 await self._set_push(ctx, task, push, task.record.count)
-            return self._send(ctx, request, streamed)
+            sent = self._send(ctx, request, streamed)
+            return sent if isinstance(sent, tuple) else await sent
         task = self._create(ctx, request, streamed, SUBMITTED)
         try:
             await self._set_push(ctx, task, push, task.record.message_number)
@@ -159,11 +179,14 @@ class MessageSender:
             if not task.record.shown:
                 self._tasks.remove(task)
             raise
-        if task.state == SUBMITTED:
+        sent = task, task.record.message_number
+        if not task.record.header.tool:
+            await self._ask_for_skill(sent)
+        elif task.state == SUBMITTED:
             task.begin()
         if ctx.key:
             self._store_first(task)
-        return task, task.record.message_number
+        return sent
 
     async def _set_push(
         self, ctx: RequestContext, task: A2aTask, push: Mapping[str, Any], after: int
@@ -196,7 +219,7 @@ class MessageSender:
     def _create(
         self, ctx: RequestContext, request: Mapping[str, Any], streamed: bool, state: str
     ) -> A2aTask:
-        """A task in `state`, or in INPUT_REQUIRED if the message does not say what it is for."""
+        """A task in `state`, or in SUBMITTED if the message does not say what it is for."""
         self._hub.cluster.check_lease()
         message, router, principal = request["message"], self._router, ctx.principal
         there = router.route(ctx.agent, request, principal)
@@ -235,8 +258,6 @@ class MessageSender:
                 self._claim_key(ctx, task)
             self._note_key(ctx, task, message)
         self._tasks.insert(task)
-        if not there.tool:
-            task.ask(router.ask_for_skill(principal))
         return task
 
     def _build_arguments(
@@ -311,8 +332,7 @@ class MessageSender:
         if record.continues and header.tool:
             record.arguments = routing.build_agent_arguments(record.message)
         elif not self._aim(task, request):
-            task.ask(self._router.ask_for_skill(ctx.principal))
-            return
+            return  # `_send` asks
         task.begin()
 
     def _check_continues(

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import click
 
-from dragoman.cli.base.output import clean, must_print_json, print_json
+from dragoman.cli.base.output import clean, must_print_json, print_json_line
 from dragoman.core import errors
 
 FAILED, USAGE, NO_HUB, NOT_FOUND, TARGET_FAILED = 1, 2, 3, 5, 6
@@ -48,9 +48,9 @@ def say(message: str) -> None:
 
 
 def fail(message: str, code: int = FAILED, *, kind: str = "", trace: str = "") -> NoReturn:
-    """Ends the command: one line on stderr and, with --json, an error object on stdout."""
+    """Ends the command: one line on stderr and, with --json, an error object on one of stdout."""
     if must_print_json():
-        print_json(build_error(message, code, kind, trace))
+        print_json_line(build_error(message, code, kind, trace))
     say(message)
     raise SystemExit(code)
 

@@ -514,18 +514,18 @@ def check_grpc(found: DoctorContext) -> Iterator[Finding]:
     config = found.config
     if config is None or not config.a2a.enabled or config.a2a.grpc_port is None:
         return
-    number = config.a2a.grpc_port
     if find_spec("grpc") is None or find_spec("google") is None:
         said = "[a2a] grpc_port is set, but the gRPC packages are not installed"
         yield Finding("grpc", "problem", said, "install dragoman-hub[grpc], or remove the setting")
         return
-    if found.daemon is not None or number == 0:
+    if found.daemon is not None:
         return
-    error = find_listening_problem(config.server.host, number)
-    if error is not None and not is_transient(error, config.server.host, number):
-        said = f"the hub cannot listen on port {number} for gRPC: {error.strerror or error}"
-        fix = "stop the process that uses it, or set another [a2a] grpc_port"
-        yield Finding("grpc", "problem", said, fix)
+    for number in {config.a2a.grpc_port, *config.a2a.grpc_ports.values()} - {0}:
+        error = find_listening_problem(config.server.host, number)
+        if error is not None and not is_transient(error, config.server.host, number):
+            said = f"the hub cannot listen on port {number} for gRPC: {error.strerror or error}"
+            fix = "stop the process that uses it, or set another port under [a2a]"
+            yield Finding("grpc", "problem", said, fix)
 
 
 def check_plugins(found: DoctorContext) -> Iterator[Finding]:

@@ -46,7 +46,12 @@ from dragoman.mcp.protocol.revisions import (
 from dragoman.mcp.protocol.translate import mcp_from_result, select_meta
 from dragoman.mcp.server import client_questions
 from dragoman.mcp.server.client_state import McpRequest
-from dragoman.mcp.server.progress import DEFAULT_LEVEL, build_updates
+from dragoman.mcp.server.progress import (
+    DEFAULT_LEVEL,
+    REPORT_SECONDS,
+    ClientUpdates,
+    build_updates,
+)
 from dragoman.mcp.server.tasks import McpTasks, ToolTask, ToolTaskRecord, declares_tasks
 from dragoman.mcp.server.tool_search import FIND_TOOLS, SEARCH_TOOLS, parse_inner_call
 from dragoman.wire import rpc
@@ -77,6 +82,7 @@ class CallHandler:
         bridge_errors: str = "auto",
         find_tools: FindTools | None = None,
         can_search: Callable[[McpRequest], bool] = lambda request: request.client.view.can_search,
+        report_seconds: float = REPORT_SECONDS,
     ) -> None:
         """`find_tools` answers the tool of that name for clients that `can_search`."""
         self.hub = hub
@@ -84,6 +90,7 @@ class CallHandler:
         self._bridge_errors = bridge_errors
         self._tasks = tasks
         self._question_seconds = question_seconds
+        self._report_seconds = report_seconds
         self._background = Background("MCP calls")
 
     async def answer(self, request: McpRequest, kind: str, carried: TraceContext | None) -> bytes:
@@ -95,6 +102,10 @@ class CallHandler:
         options = _parse_options(request, kind, carried, self.hub.cluster)
         if isinstance(options, str):
             return rpc.encode_error(request.id, rpc.INVALID_PARAMS, options)
+        reports: ClientUpdates | None = None
+        if options.wanted_updates.progress and isinstance(options.updates, ClientUpdates):
+            reports = options.updates
+            reports.start_reports(self._report_seconds)
         try:
             if name in SEARCH_TOOLS and kind == TOOL and self._can_search(request):
                 if name == FIND_TOOLS and self._find_tools is not None:
@@ -113,23 +124,25 @@ class CallHandler:
                 principal = request.client.principal
                 tool, result = await self.hub.call(principal, name, arguments, options)
             if result.questions is not None:
-                if lack := client_questions.find_lack(result.questions, options.features):
-                    raise lack
+                client_questions.check_features(result.questions, options.features)
                 if revision.asks_by_result and kind != COMPLETION:
                     asks = client_questions.render_questions(
                         result.questions, result.handle, revision, options.features
                     )
                     return rpc.encode_result(request.id, asks)
                 tool, result = await self._ask(request, parsed, options, (tool, result))
-            if kind == TOOL:
-                shown = render_tool_result(result, tool, revision)
-            else:
-                is_answer = options.answers is not None
-                shown = _render(kind, result, revision, name, is_answer)
+            shown = (
+                render_tool_result(result, tool, revision)
+                if kind == TOOL
+                else _render(kind, result, revision, name, options.answers is not None)
+            )
             low = self.hub.limiter.find_low_budget(request.client.principal)
             return rpc.encode_result(request.id, shown if low is None else _add_budget(shown, low))
         except HubError as error:
             return self._encode_failure(request, kind, name, error, options.handle is not None)
+        finally:
+            if reports is not None:
+                reports.stop_reports()
 
     async def _call_as_task(
         self, request: McpRequest, parsed: ParsedCall, options: CallOptions
@@ -160,8 +173,7 @@ class CallHandler:
                 return tool, Result()
             again = replace(base, updates=updates, answers=answers, handle=handle)
             tool, result = await self.hub.call(task.owner, name, arguments, again)
-            if lack := client_questions.find_lack(result.questions or NOTHING, features):
-                raise lack
+            client_questions.check_features(result.questions or NOTHING, features)
             return tool, result
 
         def render(result: Result, revision: Revision) -> dict[str, Any]:
@@ -186,8 +198,7 @@ class CallHandler:
         visited: list[client_questions.ClientRequest] = []
         for _ in range(client_questions.ROUNDS):
             questions = result.questions or {}
-            if lack := client_questions.find_lack(questions, options.features):
-                raise lack
+            client_questions.check_features(questions, options.features)
             try:
                 answers, went = await client_questions.ask(
                     questions, client, request.revision, push, self._question_seconds

@@ -60,16 +60,15 @@ def parse_capabilities(capabilities: Any, revision: Revision) -> Mapping[str, An
     return features
 
 
-def find_lack(questions: Mapping[str, Question], features: Mapping[str, Any]) -> NeedsInput | None:
-    """Finds the error for a client whose model would need tools that it does not support."""
+def check_features(questions: Mapping[str, Question], features: Mapping[str, Any]) -> None:
+    """Raises `NeedsInput` for a client whose model would need tools that it does not support."""
     sampling = features.get("sampling")
     if isinstance(sampling, dict) and isinstance(sampling.get("tools"), dict):
-        return None
+        return
     for question in questions.values():
         if question.kind == SAMPLING and not question.body.keys().isdisjoint(_WITH_TOOLS):
             problem = "the server needs sampling with tools, which this client does not support"
-            return NeedsInput(problem, {"sampling": {"tools": {}}})
-    return None
+            raise NeedsInput(problem, {"sampling": {"tools": {}}})
 
 
 _WITH_TOOLS = frozenset({"tools", "toolChoice"})

@@ -25,6 +25,7 @@ from dragoman.core.hub import Hub
 from dragoman.core.ports import Handover, Viewer
 from dragoman.core.rate_limiter import REQUEST
 from dragoman.core.tool import TOOL
+from dragoman.core.tool_finder import ToolFinder
 from dragoman.core.trace import parse_trace
 from dragoman.core.views import NamedView, Views
 from dragoman.mcp.protocol.elicitation import TASKS_ONLY, add_task_support
@@ -50,16 +51,11 @@ from dragoman.mcp.server.client_state import ClientState, McpRequest, Push, find
 from dragoman.mcp.server.connected_clients import ConnectedClients
 from dragoman.mcp.server.introduction import Budget, Introduction
 from dragoman.mcp.server.messages_elsewhere import MessagesElsewhere
+from dragoman.mcp.server.progress import REPORT_SECONDS
 from dragoman.mcp.server.subscriptions import Subscriptions
 from dragoman.mcp.server.tasks import METHODS as TASK_METHODS
 from dragoman.mcp.server.tasks import McpTasks, Show, ToolTaskRegistry, build_task_registry
-from dragoman.mcp.server.tool_search import (
-    FIND_TOOLS,
-    ToolFinder,
-    may_search,
-    parse_find,
-    render_found,
-)
+from dragoman.mcp.server.tool_search import FIND_TOOLS, may_search, parse_find, render_found
 from dragoman.wire import rpc
 
 UNSUPPORTED_VERSION = -32022
@@ -103,11 +99,14 @@ class McpServer:
         identity: ServerIdentity | None = None,
         handover: Handover | None = None,
         limit_of: Callable[[str], int] = lambda client: 0,
+        report_seconds: float = REPORT_SECONDS,
     ) -> None:
         """`key` seals cursors; without one they expire with the process. `style_of` maps a client's
         name to the naming style of its lists, and `limit_of` to the number of tools above which it
         gets those of search mode; 0: any. After `task_after` seconds a call becomes a task if
-        the client supports tasks. `instructions` returns the limits for servers' instructions."""
+        the client supports tasks. `instructions` returns the limits for servers' instructions.
+        After `report_seconds` without progress, a client that wants progress learns that its call
+        still runs."""
         self.hub = hub
         self._limiter = hub.limiter
         self.lists = list_pages.ListPages(hub, key or os.urandom(32), list_aliases)
@@ -119,7 +118,13 @@ class McpServer:
         clients = ConnectedClients() if clients is None else clients
         self.subscriptions = Subscriptions(hub, self.tasks, self.lists, clients)
         self.call_handler = CallHandler(
-            hub, question_seconds, self.tasks, bridge_errors, self._find_tools, self._can_search
+            hub,
+            question_seconds,
+            self.tasks,
+            bridge_errors,
+            self._find_tools,
+            self._can_search,
+            report_seconds,
         )
         self._finder = ToolFinder(hub)
         self._style_of, self._limit_of = style_of, limit_of
@@ -355,7 +360,9 @@ class McpServer:
         if charged is not None:
             await charged
         hidden = await self._prepare_list(request, TOOL)
-        found = await self._finder.find(client, query, limit, hidden)
+        found = await self._finder.find(
+            client.principal, query, limit, view=view, door=client.door, hidden=hidden
+        )
         style, lists = self._style_of(_find_client_name(request)), self.lists
         definitions = [
             lists.render_definition(

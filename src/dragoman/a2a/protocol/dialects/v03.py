@@ -55,7 +55,7 @@ _KINDS = ("task", "message", "status-update", "artifact-update")
 
 def parse_result(op: Op, value: Any) -> Any:
     """Accepts both forms of 0.3: an object with a `kind` is JSON-RPC's, another one HTTP+JSON's."""
-    if isinstance(value, dict) and value.get("kind") in _KINDS:
+    if op == CARD or (isinstance(value, dict) and value.get("kind") in _KINDS):
         return lenient_reader.parse_result(op, value)
     return parse_rest_result(op, value)
 

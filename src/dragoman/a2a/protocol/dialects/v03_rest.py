@@ -284,6 +284,8 @@ def build_rest_request(
 
 
 def parse_rest_result(op: Op, value: Any) -> Any:
+    if op == operations.CARD:
+        return parse_result(op, value)  # as it was signed
     return parse_result(op, _convert_proto_json(camelize(value)))
 
 
