@@ -110,15 +110,14 @@ class Truth:
         """What the hub cannot do, of that which needs the writes of its stores; empty if it can do
         everything. `briefly` leaves out what makes more work for the hub."""
         seconds = PROBE_SECONDS
-        messages, approvals, registrations = self._makers
+        messages, approvals, _ = self._makers
         assert isinstance(messages, Messages) and isinstance(approvals, Approvals)
-        assert isinstance(registrations, Registrations)
         key = f"probe{next(self._numbers)}x{place.number}"
         works: dict[str, Callable[[], object]] = {
             "a message": lambda: messages.send(place, key, seconds),
             "an approval": lambda: approvals.request(place, key, seconds),
             "the list of keys": lambda: self.rig.get(place, "/api/keys", seconds).json()["keys"],
-            "a registration": lambda: registrations.add(place, key, seconds),
+            "a registration": lambda: self._register(place, key, seconds),
             "a run": lambda: self.rig.post(place, "/api/workflows/three/run", {}, seconds).json()[
                 "run"
             ]["id"],
@@ -129,6 +128,13 @@ class Truth:
             except BROKEN as error:
                 return f"{name}: {error!r}"[:400]
         return ""
+
+    def _register(self, place: Place, name: str, seconds: float) -> None:
+        """Registers an agent and removes it: the hub stores a limited number of them."""
+        registrations = self._makers[2]
+        assert isinstance(registrations, Registrations)
+        registrations.add(place, name, seconds)
+        registrations.remove(place, name)
 
     def works(self, place: Place, why: list[str]) -> bool:
         """Whether the hub is ready and can do everything; `why` not."""

@@ -416,6 +416,10 @@ class Approvals(Client):
 # --- registrations and policies -------------------------------------------------------------------
 
 
+MOST_NAMED = 60
+"""Of one client: what a hub stores of them is limited."""
+
+
 class Named(Client):
     """Things with a name that are stored, half of which are removed again."""
 
@@ -431,7 +435,7 @@ class Named(Client):
         name = f"{self.kind}{self.number}x{self.made}x{self.chance.randrange(10**6)}"
         self.add(place, name)
         self.there[name] = True
-        if self.chance.random() < 0.5:
+        if self.chance.random() < 0.5 or sum(self.there.values()) > MOST_NAMED:
             self.there.pop(name)
             place = choose_place(self.rig, self.chance)
             answer = self.remove(place, name)

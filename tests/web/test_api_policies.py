@@ -37,7 +37,8 @@ from dragoman.guards.carried_labels import CarriedLabels
 from dragoman.guards.config import Limits, TaintSettings
 from dragoman.guards.grants import GrantedAuthorizer
 from dragoman.guards.tool_flows import ToolFlowTable
-from dragoman.policy.folder import read_default_texts
+from dragoman.policy.folder import MAX_WRITTEN, read_default_texts
+from dragoman.policy.loader import check_folder
 from dragoman.stores.audit.log import SqliteAuditLog
 from dragoman.stores.audit.reader import AuditReader, AuditRecord
 from dragoman.stores.keys import KeyStore
@@ -270,6 +271,30 @@ async def test_unusable_policy_set_is_refused_with_all_errors(tmp_path: Path) ->
             "mine.cedar",
         ]
         assert not await at.permitted("work.wipe")
+
+
+async def test_files_with_which_no_hub_would_start_are_refused(tmp_path: Path) -> None:
+    async with hub(tmp_path) as at:
+        await at.ask("POST", "/api/policies", {"name": "mine", "text": NO_WIPING})
+        await at.ask("POST", "/api/policies", {"name": "off", "text": "// nothing"})
+        await at.ask("PATCH", "/api/policies/off", {"enabled": False})
+        for number in range(MAX_WRITTEN - 2):  # beside two that are there
+            (at.policies / f"f{number}.cedar").write_text("// nothing")
+        for method, path, body in (
+            ("POST", "/api/policies", {"name": "more", "text": "// nothing"}),
+            ("PATCH", "/api/policies/off", {"enabled": True}),
+        ):
+            answer = await at.ask(method, path, body)
+            assert answer["status"] == 400 and "201 policy files" in answer["error"]["message"]
+        assert not (at.policies / "more.cedar").exists()
+        changed = NO_WIPING.replace("gone", "lost")
+        answer = await at.ask("POST", "/api/policies", {"name": "mine", "text": changed})
+        assert answer["status"] == 200  # there are no more files than before
+        # What hubs of a cluster have added at the same time prevents no start.
+        for number in range(10):
+            (at.policies / f"g{number}.cedar").write_text("// nothing")
+        assert not check_folder(at.policies).findings
+        assert (await at.ask("DELETE", "/api/policies/mine"))["status"] == 200
 
 
 @pytest.mark.promise("R11")

@@ -28,6 +28,10 @@ ENABLED, DISABLED = ".cedar", ".cedar.off"
 TEMPORARY = ".tmp"
 MAX_BYTES = 1024 * 1024
 MAX_DISABLED = 200
+MAX_WRITTEN = 200
+MAX_WRITTEN_BYTES = 4 * 1024 * 1024
+"""Of the files in force after a change. What is read may be more: hubs of a cluster that add files
+at the same time must not prevent each other's start."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
 
 
@@ -78,7 +82,15 @@ class PolicyFolder:
     # --- the texts that a change would put in force ----------------------------------------------
 
     def plan_write(self, name: str, text: str) -> dict[str, str]:
-        return {**self.read_texts(), parse_name(name) + ENABLED: text}
+        texts = {**self.read_texts(), parse_name(name) + ENABLED: text}
+        size = sum(len(one.encode()) for one in texts.values())
+        if len(texts) > MAX_WRITTEN or size > MAX_WRITTEN_BYTES:
+            raise InvalidInput(
+                f"there would be {len(texts)} policy files of {size:,} bytes together, and there "
+                f"may be {MAX_WRITTEN} of {MAX_WRITTEN_BYTES:,} bytes: remove some, or put "
+                "several policies into one file"
+            )
+        return texts
 
     def plan_remove(self, name: str) -> dict[str, str]:
         self.read(name)

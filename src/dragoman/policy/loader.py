@@ -39,8 +39,9 @@ SHIPPED = {
 """The hashes of the shipped files, which were validated when these were written."""
 GUARDRAILS, DEFAULT = "guardrails.cedar", "default.cedar"
 
-MAX_FILES = 200
-MAX_BYTES = 4 * 1024 * 1024
+MAX_FILES = 256
+MAX_BYTES = 5 * 1024 * 1024
+"""Of a folder that is read. Changes by the API may fill less of it (`policy.folder`)."""
 MAX_POLICIES = 5_000
 MAX_FINDINGS = 100
 AT_ONCE = 50
