@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter
@@ -31,6 +32,10 @@ class DatabaseCallers:
         self._over = threading.Event()
         self._lock = threading.Lock()
         self.slowest: tuple[float, str] = (0.0, "")
+        """Of all but the calls that were under way when the server went away."""
+        self.under_way = 0.0
+        """The longest of those: their results wait until their labels can be stored."""
+        self.gone_at = self.noticed_at = math.inf
         self.answers: Counter[str] = Counter()
         self.lost: list[str] = []
         self.made: list[str] = []
@@ -39,20 +44,37 @@ class DatabaseCallers:
         owned = wire.Session(first.mcp_url, headers=cluster.headers)
         forwarded = wire.Session(first.mcp_url, headers=cluster.headers)
         forwarded.url = second.mcp_url
-        kinds: dict[str, Callable[[], bool]] = {
+        calls: dict[str, Callable[[], bool]] = {
             "calls": lambda: self._call(owned),
             "forwarded calls": lambda: self._call(forwarded),
+        }
+        kinds: dict[str, Callable[[], bool]] = {
+            **calls,
             "messages": lambda: send_message(second),
             "health": lambda: wire.get(f"{first.url}/healthz", timeout=PATIENCE).status == 200,
         }
         self._threads = [
             threading.Thread(target=self._repeat, args=one, daemon=True) for one in kinds.items()
         ]
+        self._later = [
+            threading.Thread(target=self._repeat, args=one, daemon=True) for one in calls.items()
+        ]
+        """Those that wait for the results of their first calls make no further ones meanwhile."""
 
     def __enter__(self) -> DatabaseCallers:
         for one in self._threads:
             one.start()
         return self
+
+    def are_refused(self) -> bool:
+        """Whether calls of both kinds have been refused."""
+        return all(self.answers[f"{kind} refused"] for kind in ("calls", "forwarded calls"))
+
+    def start_later(self) -> None:
+        """Starts those that call while the server is away."""
+        for one in self._later:
+            one.start()
+        self._threads += self._later
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
@@ -76,7 +98,11 @@ class DatabaseCallers:
                 self.lost.append(f"{kind}: {error!r}"[:300])
             took = time.monotonic() - begun
             with self._lock:
-                self.slowest = max(self.slowest, (took, kind))
+                is_under_way = begun < self.noticed_at and begun + took > self.gone_at
+                if "calls" in kind and word == "served" and is_under_way:
+                    self.under_way = max(self.under_way, took)
+                else:
+                    self.slowest = max(self.slowest, (took, kind))
                 self.answers[f"{kind} {word}"] += 1
 
 
@@ -133,6 +159,7 @@ def _lose_once(
     """Returns the keys of the calls that were answered."""
     before = list_ids(cluster)
     with DatabaseCallers(cluster) as callers:
+        callers.gone_at = time.monotonic()
         if way == "paused":
             peer.pause()
         else:
@@ -140,7 +167,10 @@ def _lose_once(
         if way != "restarted":
             noticed = until(lambda: not any(is_ready(hub) for hub in cluster.hubs))
             outcome.check(noticed, f"{way}: /readyz does not fail")
+            callers.noticed_at = time.monotonic()
+            callers.start_later()
             time.sleep(seconds)
+            outcome.check(until(callers.are_refused), f"{way}: no call was refused")
         if way == "paused":
             peer.resume()
         else:
@@ -160,6 +190,7 @@ def _lose_once(
         served["calls served"] > 0 and served["forwarded calls served"] > 0, f"{way}: {served}"
     )
     outcome.figures[f"{way}: slowest answer, s"] = round(late, 2)
+    outcome.figures[f"{way}: slowest result that was under way, s"] = round(callers.under_way, 2)
     outcome.figures[f"{way}: recovered after, s"] = round(took, 2)
     for name, count in sorted(served.items()):
         outcome.figures[f"{way}: {name}"] = count

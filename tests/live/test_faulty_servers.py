@@ -286,7 +286,7 @@ def test_non_mcp_http_server_is_reported_with_the_reason(rig: HubRig, mode: str)
     words = {
         "hang-headers": "within", "hang-body": "within", "hang-mid": "within", "drip": "within",
         "endless-sse": "within", "204": "HTTP 204", "html-500": "HTTP 500: <html>",
-        "html-200": "with a web page instead of JSON", "big": "longer than 10485760 bytes",
+        "html-200": "with a web page instead of JSON", "big": "more than 10485760 bytes",
         "gzip": "compressed data ends too early", "redirect-loop": "redirects more than",
         "401": "needs a login", "reset": "lost",
         "reset-mid": "lost", "close": "lost", "bad-chunks": "cannot be used",

@@ -85,6 +85,9 @@ class LabelStore(Protocol):
     @property
     def is_empty(self) -> bool: ...
 
+    def check(self) -> None:
+        """Raises `StorageFailed` if it is known that labels cannot be stored now."""
+
     def find_labels(self, keys: list[str]) -> dict[str, LabelOrigin]:
         """Finds the labels of all these together."""
 

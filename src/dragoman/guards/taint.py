@@ -164,6 +164,7 @@ class Taint:
         running.sources = flows.labels | said if flows.labels else said
         if is_alone:
             return await next(call)  # nothing carries its labels on
+        self._carried.store.check()  # nothing is called whose result could not be labelled
         if call.arguments and not flows.reads_only and sends:
             self._label_stored(call, flows, running)
         result: Result | None = None

@@ -7,8 +7,10 @@ of the same kind: losing a label must not open anything.
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
+from dragoman.core.errors import StorageFailed
 from dragoman.core.structs import asdict
 from dragoman.core.taint import LabelOrigin, Origins
 from dragoman.core.tool_identity import fold_id, fold_name
@@ -28,6 +30,7 @@ class DatabaseLabels(LoopStore):
         folds = {"fold_name": fold_name, "fold_id": fold_id}
         super().__init__(place, TABLES, folds)
         self._most = most
+        self._server = None if isinstance(place, Path) else place
         self._is_shared = self._base.engine == POSTGRES
         self._version = self.read_version() if self._is_shared else 0
         self._count = self._read_count()
@@ -41,6 +44,10 @@ class DatabaseLabels(LoopStore):
 
     def _read_count(self) -> int:
         return int(self._read("SELECT count(*) FROM labels")[0][0])
+
+    def check(self) -> None:
+        if self._server is not None and (why := self._server.problem):
+            raise StorageFailed(f'"{self._name}" is not available: {why}')
 
     def find_labels(self, keys: list[str]) -> dict[str, LabelOrigin]:
         wanted = [*keys, *{_build_common_key(key) for key in keys}]
@@ -110,6 +117,8 @@ class MemoryLabels:
     @property
     def is_empty(self) -> bool:
         return not self._rows
+
+    def check(self) -> None: ...
 
     def find_labels(self, keys: list[str]) -> dict[str, LabelOrigin]:
         found: dict[str, LabelOrigin] = {}
