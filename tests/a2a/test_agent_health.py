@@ -186,10 +186,10 @@ async def test_changed_card_changes_the_tools(tmp_path: Path) -> None:
         run_registry(tmp_path, external("o", agent.url)) as here,
     ):
         await here.until(lambda: here.one("o")["health"] == HEALTHY)
-        assert here.tools() == ["o.deploy", "o.message", "o.old"]
+        assert here.tools() == ["o.message", "o.deploy", "o.old"]
         agent.card["skills"] = [skill("deploy"), skill("new")]
         await here.registry.refetch("o")
-        assert here.tools() == ["o.deploy", "o.message", "o.new"]
+        assert here.tools() == ["o.message", "o.deploy", "o.new"]
         assert [one["id"] for one in here.one("o")["skills"]] == ["deploy", "new"]
 
 

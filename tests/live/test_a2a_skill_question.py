@@ -83,7 +83,7 @@ def test_question_shows_the_nearest_tools_and_how_one_is_called(hub: RunningHub)
 
 def test_other_words_in_the_same_task_are_searched_too(hub: RunningHub) -> None:
     asked, _ = ask(hub, "I want to count stock")
-    again, lines = ask(hub, "say something again", asked["id"])
+    again, lines = ask(hub, "echo a message", asked["id"])
     assert again["id"] == asked["id"] and list_tools(lines)[0] == "office.echo"
     assert lines[-1].endswith("in the same line: office.echo message…")
     line = lines[-1].partition("same line: ")[2]

@@ -108,7 +108,7 @@ def test_each_client_gets_the_list_for_its_capabilities(running: RunningHub, hom
     with Ide(home, {}) as plain, Ide(home, ASKED) as one, Ide(home, forms) as two:
         assert plain.list_tools() == every
         assert one.list_tools() == [*every, "sample"]
-        assert two.list_tools() == ["allowed", "ask", "count", "grow"]
+        assert two.list_tools() == ["allowed", "count", "grow", "ask"]
         assert plain.list_tools() == every
         assert one.call("w.sample")["result"].get("isError") is not True
         for client, tool in ((plain, "w.sample"), (two, "w.sample"), (plain, "w.ask")):
@@ -120,7 +120,7 @@ def test_each_client_gets_the_list_for_its_capabilities(running: RunningHub, hom
         one.wait_notification("notifications/tools/list_changed")
         assert one.call("w.extra")["result"].get("isError") is not True
         assert (
-            two.list_tools() == ["allowed", "ask", "count", "grow"] and plain.list_tools() == every
+            two.list_tools() == ["allowed", "count", "grow", "ask"] and plain.list_tools() == every
         )
         assert "for this client" in two.call("w.extra")["error"]["message"]
 
@@ -129,7 +129,7 @@ def test_each_client_gets_the_list_for_its_capabilities(running: RunningHub, hom
         two.call("w.grow")
         assert two.call("w.extra")["result"].get("isError") is not True
         plain.call("w.grow")
-        assert plain.list_tools() == ["allowed", "count", "extra", "grow"]
+        assert plain.list_tools() == ["allowed", "count", "grow", "extra"]
     with Ide(home, ASKED) as later:
         assert later.list_tools() == [*every, "sample"]
         wait_for(lambda: "error" in later.call("w.extra"))

@@ -89,7 +89,7 @@ def test_documented_stdio_conversation_is_reproduced(hub: RunningHub) -> None:
         listed = ide.frame()
         assert (listed.framing, listed.message["id"]) == ("content-length", 2), "no answer before"
         tools = {tool["name"]: tool for tool in listed.message["result"]["tools"]}
-        assert set(tools["mcp_r_echo"]) == {"name", "description", "inputSchema"}
+        assert set(tools["r_echo"]) == {"name", "description", "inputSchema"}
         ide.write(frame_with_length(call))
         called = ide.frame()
         assert called.framing == "content-length"
@@ -341,7 +341,7 @@ def test_stdio_exposes_nothing_by_default_and_matching_globs_otherwise(
     ]
 
     def seen(client: UnixClient) -> list[str]:
-        return [tool["name"] for tool in client.request("tools/list")["result"]["tools"]]
+        return sorted(one["name"] for one in client.request("tools/list")["result"]["tools"])
 
     with run_module_hub(servers) as hub:
         hub.wait_connected("one", "two")
