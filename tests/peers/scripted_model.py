@@ -121,7 +121,8 @@ def running_model(given: ScriptedModel | None = None) -> Iterator[ScriptedModel]
             self.send_header("transfer-encoding", "chunked")
             self.end_headers()
             if "raw" in answer:
-                self._chunk(answer["raw"])
+                if answer["raw"]:  # an empty chunk is the end, which follows
+                    self._chunk(answer["raw"])
             else:
                 by_path = {"messages": list_anthropic_events, "responses": list_response_events}
                 build = by_path.get(self.path.rpartition("/")[2], _list_events)
