@@ -32,8 +32,8 @@ class DatabaseCallers:
         self._over = threading.Event()
         self._lock = threading.Lock()
         self.slowest: tuple[float, str] = (0.0, "")
-        """Of all but the calls that were under way when the server went away."""
-        self.under_way = 0.0
+        """Of all but the calls that were running when the server went away."""
+        self.longest_running = 0.0
         """The longest of those: their results wait until their labels can be stored."""
         self.gone_at = self.noticed_at = math.inf
         self.answers: Counter[str] = Counter()
@@ -98,9 +98,9 @@ class DatabaseCallers:
                 self.lost.append(f"{kind}: {error!r}"[:300])
             took = time.monotonic() - begun
             with self._lock:
-                is_under_way = begun < self.noticed_at and begun + took > self.gone_at
-                if "calls" in kind and word == "served" and is_under_way:
-                    self.under_way = max(self.under_way, took)
+                is_running = begun < self.noticed_at and begun + took > self.gone_at
+                if "calls" in kind and word == "served" and is_running:
+                    self.longest_running = max(self.longest_running, took)
                 else:
                     self.slowest = max(self.slowest, (took, kind))
                 self.answers[f"{kind} {word}"] += 1
@@ -190,7 +190,9 @@ def _lose_once(
         served["calls served"] > 0 and served["forwarded calls served"] > 0, f"{way}: {served}"
     )
     outcome.figures[f"{way}: slowest answer, s"] = round(late, 2)
-    outcome.figures[f"{way}: slowest result that was under way, s"] = round(callers.under_way, 2)
+    outcome.figures[f"{way}: slowest result of a running call, s"] = round(
+        callers.longest_running, 2
+    )
     outcome.figures[f"{way}: recovered after, s"] = round(took, 2)
     for name, count in sorted(served.items()):
         outcome.figures[f"{way}: {name}"] = count

@@ -349,7 +349,7 @@ EXPERIMENTS = [
         "PostgreSQL away",
         "calls, also forwarded ones, and messages go to two hubs while their PostgreSQL server as "
         "a whole is stopped or paused for 10 s, or restarted; nearly all are refused then",
-        "each request is answered or refused within 2 s, except calls that were under way before "
+        "each request is answered or refused within 2 s, except calls that were running before "
         "/readyz failed: their results come once their labels can be stored; each answered call "
         "has one effect and no call has two; no hub is declared dead; all is served within 5 s "
         "after the server is back, without a restart",
