@@ -30,7 +30,7 @@ from tests.peers.process import HERE, server_entry
 from faults.harness import RATE_LIMITS, ROOT, NotHere, Outcome, until
 
 HUBS = 3
-PREVIOUS = "4c71492"
+PREVIOUS = "71032b3c"
 """The commit that stands for the previous version, as long as there is no release."""
 ANSWER_SECONDS = 30.0
 SETTLE_SECONDS = 30.0

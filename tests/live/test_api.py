@@ -83,6 +83,17 @@ def test_server_list_has_the_documented_members(hub: RunningHub) -> None:
     assert shown["total_connected"] == sum(s["connected"] for s in connected.values())
 
 
+@pytest.mark.parametrize(
+    "path", ["audit?since=", "approvals?state=", "runs?state=", "tools?limit=", "map?minutes="]
+)
+def test_a_parameter_that_needs_a_value_is_not_taken_as_absent(hub: RunningHub, path: str) -> None:
+    answer = hub.get(f"/api/{path}")
+    assert answer.status == 400
+    name = path.partition("?")[2].strip("=")
+    assert f"{name} is empty" in answer.json()["error"]["message"]
+    assert hub.get("/api/audit?q=&cursor=").status == 200  # texts may be empty
+
+
 @pytest.mark.promise("G3")
 def test_disconnected_server_has_a_reason(hub: RunningHub) -> None:
     for name, words in (

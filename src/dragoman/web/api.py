@@ -217,6 +217,7 @@ class Api:
                     if len(request.body) > (most := operation.body_bytes):
                         return build_error(413, f"the body is too large: at most {most} bytes")
                     query = decode_query(request.query)
+                    _refuse_empty(query, operation.query)
                     return await respond(
                         ApiRequest(principal, names, request.fields, request.body, query, updates)
                     )
@@ -431,6 +432,16 @@ def parse_known(request: ApiRequest, known: Mapping[str, Schema]) -> Mapping[str
     if any(len(value) > MAX_PARAMETER for value in query.values()):
         raise InvalidInput(f"a parameter is too long: at most {MAX_PARAMETER} characters")
     return query
+
+
+def _refuse_empty(query: Mapping[str, str], schemas: Mapping[str, Schema]) -> None:
+    """Raises for a parameter without a value whose schema demands one."""
+    for name, value in query.items():
+        schema = schemas.get(name)
+        if value or schema is None:
+            continue
+        if schema.get("type") != "string" or "" not in schema.get("enum", ("",)):
+            raise InvalidInput(f"{name} is empty: give it a value, or leave it out")
 
 
 def parse_number(query: Mapping[str, str], name: str, otherwise: int) -> int:
