@@ -74,6 +74,8 @@ class _Injector:
         figures["statements known"] = len(texts)
         figures["statements that failed"] = len(met)
         figures["statements that did not come again"] = len(self._rare - met)
+        least = min(len(texts), size) // 2
+        self._rig.outcome.check(len(met) >= least, f"only {len(met)} statements failed")
 
     def fail_starts(self, count: int, seed: int) -> None:
         """The hub is killed and started again; a statement of its start fails."""
@@ -86,13 +88,18 @@ class _Injector:
             # An error in place of COMMIT has two answers, which the driver does not expect here.
             if not (fault in CODES and text.upper() in (*ENDS, "COMMIT"))
         ]
-        for text, fault in random.Random(seed).sample(pairs, min(count, len(pairs))):
+        chosen = random.Random(seed).sample(pairs, min(count, len(pairs)))
+        for text, fault in chosen:
             self._restart(partial(self._link.arm, text, fault))
             if why := self._wait_until_works(START_SECONDS):
                 self._rig.outcome.fail(f"start with {fault} at {text[:150]!r}: {why}")
             if self._link.fired.is_set():
                 self._rig.outcome.count("starts in which a statement failed")
             self._link.disarm()
+        failed = self._rig.outcome.figures.get("starts in which a statement failed", 0)
+        self._rig.outcome.check(
+            failed >= len(chosen) // 2, f"a statement failed in {failed} of {len(chosen)} starts"
+        )
 
     def _wait_until_works(self, seconds: float) -> str:
         """Waits until the hub can do everything; returns what it cannot do after that time."""
