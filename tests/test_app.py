@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from dragoman import home
 from dragoman.app.build import build_app
+from dragoman.app.process import find_loop_factory
 from dragoman.config import Config
 from dragoman.stores.audit.log import SqliteAuditLog
 from dragoman.stores.keys import KeyStore
@@ -29,6 +32,34 @@ async def test_uptime_ignores_wall_clock_changes(
             assert "dragoman_uptime_seconds -" not in app.status.metrics()
     finally:
         await app.stop()
+
+
+def test_a_connection_that_was_closed_while_it_is_written_to_is_no_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    build_loop = find_loop_factory()
+    assert build_loop is not None
+    with closing(build_loop()) as loop:
+
+        async def fail_on(is_closed: bool) -> None:
+            """Passes on what uvloop does when it writes with TLS."""
+            server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1")
+            async with server:
+                port = server.sockets[0].getsockname()[1]
+                transport, protocol = await loop.create_connection(
+                    asyncio.Protocol, "127.0.0.1", port
+                )
+                if is_closed:
+                    transport.close()
+                error = RuntimeError("the handler is closed")
+                context = {"transport": transport, "protocol": protocol, "exception": error}
+                loop.call_exception_handler({"message": "Fatal error on SSL protocol", **context})
+                transport.close()
+
+        loop.run_until_complete(fail_on(True))
+        assert not caplog.records
+        loop.run_until_complete(fail_on(False))
+        assert [one.levelname for one in caplog.records] == ["ERROR"]
 
 
 OFFLINE = ["keys list", "audit tail", "audit verify", "policy check", "stores", "backup saved.tar"]
@@ -72,6 +103,7 @@ HUB = """
 import asyncio, sys
 from pathlib import Path
 from dragoman.app.build import build_app
+from dragoman.app.process import find_loop_factory
 from dragoman.config import Config
 
 async def main():

@@ -6,10 +6,14 @@ import asyncio
 import contextlib
 import errno
 import gc
+import logging
 import os
 import resource
 import sys
 from collections.abc import Callable
+from typing import Any
+
+log = logging.getLogger(__name__)
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # <malloc.h>
 PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36  # <linux/prctl.h>
@@ -22,7 +26,24 @@ def find_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
         import uvloop
     except ImportError:
         return None
-    return uvloop.new_event_loop
+
+    def build_loop() -> asyncio.AbstractEventLoop:
+        loop = uvloop.new_event_loop()
+        loop.set_exception_handler(log_loop_error)
+        return loop
+
+    return build_loop
+
+
+def log_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Logs what a callback of the event loop raised. With TLS, uvloop may still write to a
+    connection that the other side has just closed; its owner learns that by itself."""
+    transport = context.get("transport")  # those of uvloop are no `asyncio.BaseTransport`
+    is_lost = isinstance(context.get("exception"), RuntimeError | OSError)
+    if is_lost and transport is not None and transport.is_closing():
+        log.debug("a connection was closed while it was written to: %s", context["exception"])
+    else:
+        loop.default_exception_handler(context)
 
 
 def freeze_garbage() -> None:
