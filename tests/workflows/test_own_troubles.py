@@ -184,3 +184,22 @@ async def test_an_outage_of_the_store_is_logged_once_for_all_runs(
                 await asyncio.sleep(0.01)
         complaints = [one for one in caplog.records if one.levelno >= logging.ERROR]
         assert len(complaints) == 1, complaints
+
+
+async def test_runs_of_a_hub_that_has_ended_are_one_warning(
+    short_tmp: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with run_rig(short_tmp) as rig:
+        rig.add("act", lambda one: "done")
+        await rig.define("one", call("act"))
+        store, found = rig.service._store, [3, 0, 2]
+
+        async def rescue() -> int:
+            return found.pop(0)
+
+        store.rescue = rescue  # type: ignore[method-assign]
+        with caplog.at_level(logging.INFO):
+            for _ in range(3):
+                await rig.service._runner.follow_others()
+    told = [one for one in caplog.records if "of other hubs are continued" in one.message]
+    assert [one.levelname for one in told] == ["WARNING", "INFO"]

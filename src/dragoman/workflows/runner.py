@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
@@ -76,6 +77,8 @@ log = logging.getLogger(__name__)
 
 MAX_COMPILED = 100
 """Versions of workflows whose templates are kept parsed."""
+RESCUE_SECONDS = 30.0
+"""For so long, runs of other hubs that are continued count to one episode in the log."""
 STARTING_SECS = 60.0
 """For so long after the start, agents that are not found yet are expected soon."""
 
@@ -178,6 +181,8 @@ class Runner:
         """Runs for which a call of another run waits, with the timers that wake them."""
         self._compiled: OrderedDict[str, CompiledWorkflow] = OrderedDict()
         self._watchers: dict[str, list[Watcher]] = {}
+        self._rescued_at = -math.inf
+        """When runs of other hubs were last continued, by the clock of the loop."""
         self._shown: dict[str, tuple[Run, dict[str, StepRecord]]] = {}
         """The runs of other hubs that are watched, as their watchers know them."""
         self._is_filling = self._fills_again = self._is_closing = False
@@ -322,7 +327,11 @@ class Runner:
         hub has done with it. Called again and again where hubs share the store. Returns how many
         runs are continued."""
         if count := await self._store.rescue():
-            log.warning("%d workflow runs of other hubs are continued", count)
+            # What a hub that has ended had begun to write is found in the seconds after its end.
+            now = asyncio.get_running_loop().time()
+            level = logging.WARNING if now - self._rescued_at > RESCUE_SECONDS else logging.INFO
+            self._rescued_at = now
+            log.log(level, "%d workflow runs of other hubs are continued", count)
         for id in self._shown.keys() - self._watchers.keys():
             del self._shown[id]
         for id in [id for id in self._watchers if id not in self._drivers]:
