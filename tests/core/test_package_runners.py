@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.cpu_time import measure_cpu
 
 from dragoman.core.package_runners import (
     explain_broken_cache,
@@ -106,3 +107,12 @@ def test_incomplete_npx_cache_is_recognised(stderr: str, folder: str) -> None:
     assert bool(found) == bool(folder)
     assert folder in found
     assert f'delete the folder "{folder}"' in found or not folder
+
+
+@pytest.mark.parametrize("piece", ["/a", "Directory import ", "Cannot find module /", "x/_npx/"])
+def test_stderr_of_any_length_is_searched_in_linear_time(piece: str) -> None:
+    def search(pieces: int) -> float:
+        text = f"Directory import {piece * pieces}"
+        return measure_cpu(lambda: explain_broken_cache(text))
+
+    assert search(8_000) < 40 * search(1_000) + 0.05

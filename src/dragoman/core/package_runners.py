@@ -64,10 +64,12 @@ _INSTALLERS = {
 }
 """What the first run of each of these commands installs with."""
 _SHELLS = frozenset({"sh", "bash", "zsh", "dash", "ash"})
-_BROKEN_CACHE = re.compile(
-    r"(?:ERR_UNSUPPORTED_DIR_IMPORT|MODULE_NOT_FOUND|Cannot find (?:module|package)|"
-    r"Directory import)[^\n]*?(?P<folder>/(?!/)[^\n'\"]*?/_npx/[0-9a-f]+)/"
-)
+_MISSING = (
+    "ERR_UNSUPPORTED_DIR_IMPORT", "MODULE_NOT_FOUND", "Cannot find module", "Cannot find package",
+    "Directory import",
+)  # fmt: skip
+_NPX = "/_npx/"
+_NPX_FOLDER = re.compile(r"[0-9a-f]{1,64}(?=/)")
 
 
 def find_installer(command: str, args: Sequence[str]) -> str:
@@ -93,13 +95,28 @@ def find_installer(command: str, args: Sequence[str]) -> str:
 def explain_broken_cache(stderr: str) -> str:
     """Says what to do if a package of an `npx` cache is incomplete, as an installation that was
     killed leaves it: npm takes the folder for complete. Empty if that is not the reason."""
-    found = _BROKEN_CACHE.search(stderr)
-    if found is None:
+    folder = next(filter(None, map(_find_broken_folder, stderr.splitlines())), "")
+    if not folder:
         return ""
     return (
         "its package seems incomplete, as an interrupted installation leaves it: delete the folder "
-        f'"{found["folder"]}" and start it again'
+        f'"{folder}" and start it again'
     )
+
+
+def _find_broken_folder(line: str) -> str:
+    """Finds the folder of an `npx` cache in a line that says that a module is missing. The line is
+    a text of a child, of any length: each step is linear in it."""
+    mark = min((at for at in map(line.find, _MISSING) if at >= 0), default=-1)
+    place = line.find(_NPX, mark)
+    if mark < 0 or place < 0:
+        return ""
+    name = _NPX_FOLDER.match(line, place + len(_NPX))
+    before = line[mark:place]
+    before = before[max(map(before.rfind, "'\"")) + 1 :]
+    path = before[before.rfind("//") + 1 :] if "//" in before else before
+    path = path[path.find("/") :] if "/" in path else ""
+    return f"{path}{_NPX}{name[0]}" if name is not None else ""
 
 
 def find_unpinned_package(command: str, args: Sequence[str]) -> str | None:
