@@ -12,9 +12,18 @@ import psycopg
 import pytest
 from tests.workflows.run_rig import SECONDS, RunRig, call, node, run_rig
 
+from dragoman.core.approvals import StoredApproval
+from dragoman.core.call import Result, Updates
 from dragoman.core.errors import StorageFailed
+from dragoman.core.hub import CallOptions
 from dragoman.core.principal import OWNER
-from dragoman.core.runs import COMPLETED, ENDED, FAILED, Run
+from dragoman.core.runs import COMPLETED, ENDED, Run
+from dragoman.core.structs import replace
+from dragoman.core.task_registry import TaskLimits, TaskRegistry, VolatileTaskStore
+from dragoman.core.tasks import Task, TaskRecord
+from dragoman.core.tool import Tool
+from dragoman.core.tool_filter import EVERYTHING
+from dragoman.guards.approval_desk import ApprovalDesk
 from dragoman.stores.cluster import SCHEMA
 from dragoman.stores.config import StoreSettings
 from dragoman.stores.runs_postgres import PostgresRuns
@@ -82,21 +91,15 @@ async def test_a_step_whose_start_of_a_run_loses_its_answer_begins_one_run(
     assert (rig.stub.count("act"), await count_runs(rig, "inner")) == (1, 1)
 
 
-@pytest.mark.parametrize("starter", ["client", "step"])
 async def test_a_refused_start_is_not_executed_later(
-    starter: str, rig: RunRig, monkeypatch: pytest.MonkeyPatch
+    rig: RunRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("ADD_SECONDS", "RETRY_SECONDS"):
         monkeypatch.setattr(service, name, 0.05)
-    step = node("run", "tool.call", tool="workflow.inner")
-    await rig.define("outer", {**step, "repeatable": True, "retry": {"attempts": 1}})
     tried = lose_answers(rig, monkeypatch, "inner", 1000)
     runner, store = rig.service._runner, rig.service._store
-    if starter == "client":
-        with pytest.raises(StorageFailed):
-            await rig.start("inner")
-    else:
-        assert (await rig.run("outer")).state == FAILED
+    with pytest.raises(StorageFailed):
+        await rig.start("inner")
 
     async def is_gone() -> bool:
         runner.fill()
@@ -114,6 +117,116 @@ async def test_a_refused_start_is_not_executed_later(
         return not runner.withheld and not runner.unfinished
 
     await until(is_settled)
+
+
+POLICIES = """
+@id("owner") permit (principal in Hub::Role::"owner", action, resource);
+@id("inner") @approval("it costs money")
+forbid (principal, action in Hub::Action::"any_call", resource == Hub::Tool::"workflow.inner")
+unless { context.approved };
+"""
+
+
+@pytest.mark.parametrize("starter", ["step", "task", "approval"])
+async def test_a_start_of_accepted_work_is_made_once_its_store_is_back(
+    starter: str, short_tmp: Path, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store fails for longer than a start is tried, and has kept the run all the same."""
+    for name in ("ADD_SECONDS", "RETRY_SECONDS"):
+        monkeypatch.setattr(service, name, 0.05)
+    policies = POLICIES if starter == "approval" else ""
+    settings = StoreSettings(url=postgres_url)
+    async with run_rig(short_tmp, policies=policies, store=settings) as rig:
+        rig.add("act", lambda one: "done")
+        await rig.define("inner", call("act"), expose=True)
+        with monkeypatch.context() as patch:
+            tried = lose_answers(rig, patch, "inner", 1000)
+            if starter == "step":
+                await rig.define("outer", node("run", "tool.call", tool="workflow.inner"))
+                run = await rig.start("outer")
+            elif starter == "task":
+                task = start_task(rig)
+            else:
+                desk, id = await approve_call(rig)
+
+            async def has_failed() -> bool:
+                if starter == "step":
+                    record = (await rig.steps(run)).get("run")
+                    return record is not None and record.detail.get("troubles", 0) > 1
+                if starter == "task":
+                    return task.troubles > 1
+                return len(tried) > 10 and desk.get(id).outcome == ""
+
+            await until(has_failed)
+            assert rig.stub.count("act") == 0
+        if starter == "step":
+            assert (await rig.until(run.id)).state == COMPLETED
+        elif starter == "task":
+            await until_true(lambda: task.finished)
+            assert task.state == COMPLETED, task.message
+        else:
+            await until_true(lambda: desk.get(id).outcome == COMPLETED)
+        await rig.until_idle()
+        assert (rig.stub.count("act"), await count_runs(rig, "inner")) == (1, 1)
+        await until_true(lambda: not rig.service._runner.withheld)
+
+
+async def test_a_call_follows_its_run_while_the_store_cannot_be_read(
+    rig: RunRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find, failed = rig.service._store.find, list[str]()
+
+    async def fail(id: str) -> Run | None:
+        if len(failed) < 3:
+            failed.append(id)
+            raise StorageFailed("the database is away")
+        return await find(id)
+
+    monkeypatch.setattr(rig.service._store, "find", fail)
+    _, result = await rig.hub.call(OWNER, "workflow.inner", {}, OPTIONS)
+    assert not result.failed and len(failed) == 3
+    assert rig.stub.count("act") == 1
+
+
+OPTIONS = CallOptions(door="api", view=EVERYTHING)
+
+
+def start_task(rig: RunRig) -> Task[TaskRecord]:
+    """Starts a task of a client that calls the workflow."""
+
+    async def work(task: Task[TaskRecord], updates: Updates, *_: Any) -> tuple[Tool, Result]:
+        options = replace(OPTIONS, updates=updates, attempt=task.attempt)
+        return await rig.hub.call(task.owner, "workflow.inner", {}, options)
+
+    task = Task(OWNER, work, TaskRecord())
+    limits = TaskLimits(count=10, count_per_owner=10)
+    TaskRegistry[TaskRecord](VolatileTaskStore(), limits).insert(task)
+    task.start()
+    return task
+
+
+async def approve_call(rig: RunRig) -> tuple[ApprovalDesk, str]:
+    """Approves a call of the workflow whose client has gone. Returns the id of the approval."""
+    desk = rig.app.parts.guards.approvals.find_desk()
+    calling = asyncio.ensure_future(rig.hub.call(OWNER, "workflow.inner", {}, OPTIONS))
+    pending: list[StoredApproval] = []
+
+    async def is_parked() -> bool:
+        pending[:] = (await desk.list_visible(OWNER, "pending", None, 1))[0]
+        return bool(pending)
+
+    await until(is_parked)
+    calling.cancel()
+    await asyncio.wait([calling])
+    id = pending[0].request.id
+    desk.decide(id, True, OWNER)
+    return desk, id
+
+
+async def until_true(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(SECONDS):
+        while not condition():
+            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("id", ["", "a" * 24], ids=["its own id", "an id of its starter"])

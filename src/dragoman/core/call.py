@@ -221,9 +221,6 @@ class TaskHandling(Struct, frozen=True, kw_only=True):
     call any more."""
     attached_secs: float = 0.0
     """How long BEGIN and FIND follow a task before they leave it to itself."""
-    attempt: str = ""
-    """Names the attempt. A target may derive the ids from it that it chooses, so that FIND finds
-    them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,6 +343,10 @@ class Call(Struct, frozen=True):
     task: TaskHandling | None = None
     """Set by callers that do not wait for long tasks; None: the call lasts until its outcome.
     Servers never take it from clients."""
+    attempt: str = ""
+    """Names the attempt of a caller that makes the same call again if the hub itself could not make
+    it, or looks for what it has started; empty for other callers. A target may derive the ids from
+    it that it chooses. Servers never take it from clients."""
 
     @property
     def sends_nothing(self) -> bool:

@@ -100,6 +100,7 @@ class CallOptions(Struct, frozen=True):
     routed: RoutedBy | None = None
     approval: str | None = None
     task: TaskHandling | None = None
+    attempt: str = ""
 
 
 class Hub:
@@ -189,6 +190,7 @@ class Hub:
             options.approval,
             False,
             options.task,
+            options.attempt,
         )
         try:
             result = await self._pipeline(call)

@@ -204,7 +204,8 @@ class HeldCalls:
         try:
             for flow in call.notes.flows:  # a taint rule may ask for it
                 flow["approved_by"] = self._desk.get(id).approval.decided_by
-            call = self._recheck(replace(call, is_approved=True))
+            attempt = call.attempt if call.task is not None else f"approval {id}"
+            call = self._recheck(replace(call, is_approved=True, attempt=attempt))
             result = await self._continue(next, call, id)
             outcome, problem = COMPLETED, ""
             reply = encode_reply(result, None, self._find_labels(call))

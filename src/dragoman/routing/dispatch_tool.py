@@ -197,6 +197,7 @@ class DispatchTool:
             handle=within.handle,
             routed=RoutedBy(decision, work_type, planned.agent_id),
             task=within.task,
+            attempt=within.attempt,
         )
         within.updates(TaskStarted(is_timed=True))  # the time of a task begins anew
         parent, who = _find_parent(within), within.principal

@@ -10,8 +10,10 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import nullcontext
+from hashlib import sha256
 
 from dragoman.core.background import STOPPING, Background
+from dragoman.core.backoff import Backoff
 from dragoman.core.call import Call, Progress, Question, Result, TaskNamed, TaskStarted
 from dragoman.core.call_chains import RunningCall
 from dragoman.core.cluster import OwnedElsewhere
@@ -19,12 +21,14 @@ from dragoman.core.errors import (
     HubError,
     InvalidInput,
     NotFound,
+    StorageFailed,
     TaskLost,
     Unreachable,
     WorkFailed,
 )
 from dragoman.core.hub import Hub
 from dragoman.core.local_agents import SCHEDULE
+from dragoman.core.logs import STORAGE_OUTAGE
 from dragoman.core.ports import SchemaCompiler
 from dragoman.core.question_handles import can_answer
 from dragoman.core.runs import (
@@ -189,7 +193,12 @@ class WorkflowTools:
             labels=_find_labels(call, running),
             id=_choose_id(call),
         )
-        return await service.start_permitted(workflow, request)
+        try:
+            return await service.start_permitted(workflow, request)
+        except StorageFailed:
+            if call.attempt:  # the next one finds the run, should it have been stored
+                call.notes.has_left = False
+            raise
 
     async def _cancel(self, service: RunService, call: Call, id: str) -> None:
         try:
@@ -223,11 +232,8 @@ class _RunFollower:
         """Returns the ended run, or the questions of one of its steps."""
         stop = service.watch(run.id, self._note)
         try:
-            now = await service.find(self._call.principal, run.id)
-            if now.state in ENDED:
-                return now
-            if (asked := await self.look(service, run)) is not None:
-                return asked
+            if (found := await self._look_until_read(service, run)) is not None:
+                return found
             while True:
                 while self._changes:
                     found = self._take(*self._changes.popleft())
@@ -237,6 +243,17 @@ class _RunFollower:
                 await self._woken.wait()
         finally:
             stop()
+
+    async def _look_until_read(self, service: RunService, run: Run) -> Run | Result | None:
+        """Finds how it stands now. A run that has begun goes on while the store cannot be read."""
+        pauses = Backoff(first=0.1, longest=2.0)
+        while True:
+            try:
+                now = await service.find(self._call.principal, run.id)
+                return now if now.state in ENDED else await self.look(service, run)
+            except StorageFailed as error:
+                STORAGE_OUTAGE.note(f"calls cannot follow their workflow runs: {error}")
+            await asyncio.sleep(pauses.next_delay())
 
     async def look(self, service: RunService, run: Run) -> Result | None:
         """Returns the questions of one of its steps, if one asks now."""
@@ -288,8 +305,11 @@ def _build_result(run: Run) -> Result:
 
 
 def _choose_id(call: Call) -> str:
-    """The id of a run that a step of another run starts: a repeated start finds it."""
-    return call.task.attempt if call.task is not None else ""
+    """The id of a run whose start may be repeated: the next attempt finds it."""
+    if call.task is not None or not call.attempt:
+        return call.attempt
+    words = f"{call.principal.key}\0{call.tool.name}\0{call.attempt}"
+    return sha256(words.encode("utf-8", "replace")).hexdigest()[:32]
 
 
 def _build_trigger(call: Call) -> dict[str, str]:

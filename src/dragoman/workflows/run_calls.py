@@ -109,9 +109,8 @@ class RunCalls:
             answers=call.answers,
             handle=call.handle,
             approval=call.approval,
-            task=TaskHandling(
-                action=call.action, attached_secs=self._attached_secs, attempt=call.attempt
-            ),
+            task=TaskHandling(action=call.action, attached_secs=self._attached_secs),
+            attempt=call.attempt,
         )
         chains = self._hub.chains
         verbs = (*origin.chain, build_identity(WORKFLOW, run.workflow))

@@ -208,10 +208,10 @@ class TaskFollower:
     def _choose_id(self) -> str:
         """Chooses the id of a new task where the client does: that of an attempt of a workflow's
         step is found again after a crash."""
-        given = self.call.task
-        if given is None or not given.attempt:
+        call = self.call
+        if call.task is None or not call.attempt:
             return str(uuid4())
-        words = f"{self.call.principal.key}\0{self.call.tool.name}\0{given.attempt}"
+        words = f"{call.principal.key}\0{call.tool.name}\0{call.attempt}"
         return str(UUID(bytes=sha256(words.encode("utf-8", "replace")).digest()[:16], version=4))
 
     def _build_request(
