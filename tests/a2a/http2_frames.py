@@ -61,6 +61,9 @@ class Http2Connection:
             self.sent[stream] += room
             await self._writer.drain()
 
+    def reset(self, stream: int) -> None:
+        self.write_frame(RST_STREAM, 0, stream, (8).to_bytes(4, "big"))  # CANCEL
+
     async def wait_end(self, stream: int) -> bytes:
         while stream not in self.ended:
             self._changed.clear()

@@ -33,10 +33,10 @@ def authenticate(metadata: Mapping[str, str], peer: str, port: int) -> Principal
 
 
 @asynccontextmanager
-async def run_server() -> AsyncIterator[int]:
+async def run_server(**limits: int) -> AsyncIterator[int]:
     canned: Any = CannedServer()
     server = A2aGrpcServer(
-        canned, authenticate, "127.0.0.1", 0, base="http://hub", require_version=False
+        canned, authenticate, "127.0.0.1", 0, base="http://hub", require_version=False, **limits
     )
     port = await server.start()
     try:
@@ -89,3 +89,23 @@ async def test_unfinished_messages_of_a_caller_are_bounded_and_delay_no_other_ca
         assert second.sent[1] < BUFFERED
         waiting.cancel()
         await asyncio.wait([waiting])
+
+
+@pytest.mark.promise("J3")
+async def test_unfinished_messages_of_all_callers_are_bounded() -> None:
+    async with (
+        run_server(max_reading=2) as port,
+        connect_http2(port) as connection,
+        connect_http2(port) as second,
+        asyncio.timeout(BOUND),
+    ):
+        for stream in (1, 3):
+            connection.open(stream, PATH, KEY)
+            await connection.send_unfinished(stream, 2 * BUFFERED)  # all of it is received
+        second.open(1, PATH, {"authorization": "Bearer two"})
+        waiting = asyncio.create_task(second.send_unfinished(1, 2 * BUFFERED))
+        with pytest.raises(TimeoutError):  # it would be received at once
+            await asyncio.wait_for(asyncio.shield(waiting), 1)
+        assert second.sent[1] < BUFFERED
+        connection.reset(1)
+        await waiting

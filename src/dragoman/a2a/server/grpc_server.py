@@ -76,6 +76,8 @@ MAX_STREAMS = 100
 """Calls at once on a connection; a client waits with further ones."""
 MAX_READING = 8
 """Messages of one caller that are received at once; each may have 10 MB. Others wait unread."""
+MAX_READING_ALL = 32
+"""Messages of all callers that are received at once."""
 MESSAGE_SECONDS = 60.0
 """How long the message of a call may take to arrive."""
 UNREAD_SECONDS = 60.0
@@ -171,6 +173,7 @@ class A2aGrpcServer:
         agent_ports: Mapping[str, int] = NOTHING,
         max_calls: int = MAX_CALLS,
         max_of_caller: int = MAX_OF_CALLER,
+        max_reading: int = MAX_READING_ALL,
     ) -> None:
         """`owners` are the other hubs of a cluster; `agent_ports` the ports at which one agent
         answers, by its name."""
@@ -187,6 +190,7 @@ class A2aGrpcServer:
         """The running calls of each principal."""
         self._reading: dict[Principal, asyncio.Semaphore] = {}
         """What limits the messages of each that are received."""
+        self._reading_all = asyncio.Semaphore(max_reading)
         self._servers: list[Any] = []
         self.agent_ports: Mapping[str, int] = agent_ports
         """As numbers of their own once it listens."""
@@ -324,7 +328,7 @@ class A2aGrpcServer:
         """Receives the message of an admitted call."""
         turns = self._reading.setdefault(caller, asyncio.Semaphore(MAX_READING))
         try:
-            async with asyncio.timeout(MESSAGE_SECONDS), turns:
+            async with asyncio.timeout(MESSAGE_SECONDS), turns, self._reading_all:
                 data = await context.read()
         except TimeoutError:
             raise A2aError(
