@@ -33,11 +33,12 @@ def authenticate(metadata: Mapping[str, str], peer: str, port: int) -> Principal
 
 
 @asynccontextmanager
-async def run_server(**limits: int) -> AsyncIterator[int]:
+async def run_server(max_reading: int = grpc_server.MAX_READING_ALL) -> AsyncIterator[int]:
     canned: Any = CannedServer()
     server = A2aGrpcServer(
-        canned, authenticate, "127.0.0.1", 0, base="http://hub", require_version=False, **limits
-    )
+        canned, authenticate, "127.0.0.1", 0, base="http://hub", require_version=False,
+        max_reading=max_reading,
+    )  # fmt: skip
     port = await server.start()
     try:
         yield port

@@ -166,9 +166,9 @@ async def test_a_start_of_accepted_work_is_made_once_its_store_is_back(
             assert task.state == COMPLETED, task.message
         else:
             await until_true(lambda: desk.get(id).outcome == COMPLETED)
+        await until_true(lambda: not rig.service._runner.withheld)
         await rig.until_idle()
         assert (rig.stub.count("act"), await count_runs(rig, "inner")) == (1, 1)
-        await until_true(lambda: not rig.service._runner.withheld)
 
 
 async def test_a_call_follows_its_run_while_the_store_cannot_be_read(
@@ -195,7 +195,7 @@ def start_task(rig: RunRig) -> Task[TaskRecord]:
     """Starts a task of a client that calls the workflow."""
 
     async def work(task: Task[TaskRecord], updates: Updates, *_: Any) -> tuple[Tool, Result]:
-        options = replace(OPTIONS, updates=updates, attempt=task.attempt)
+        options = replace(OPTIONS, updates=updates)
         return await rig.hub.call(task.owner, "workflow.inner", {}, options)
 
     task = Task(OWNER, work, TaskRecord())

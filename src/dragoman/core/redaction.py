@@ -118,10 +118,14 @@ def _list_spellings(value: str | int | float) -> Iterator[str]:
     if not isinstance(value, str):
         yield repr(value)
         return
+    is_long = len(value) > MAX_SEARCHED
+    value = value[:MAX_SEARCHED]  # no message has more of it
     yield value
     yield json.dumps(value)[1:-1]
     yield json.dumps(value, ensure_ascii=False)[1:-1]
     yield repr(value)[1:-1]
+    if is_long and "'" in value:  # which quotes are escaped depends on all of it
+        yield repr(value + '"')[1:-2]
 
 
 def _remove(message: str, form: str) -> str:

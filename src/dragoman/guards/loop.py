@@ -108,28 +108,30 @@ class LoopGuard:
     async def _run(self, next: Next, call: Call, run: str, every: bool) -> Result:
         runs = self._runs.get(call.principal.key)
         history = runs.get(run) if runs is not None else None
+        hashed: int | None = None
         if history is not None and call.handle is None:  # an answer to a question is no repetition
-            self._check(call, history, every)
+            hashed = hash_call(call)
+            self._check(call, hashed, history, every)
         try:
             result = await next(call)
         except (InvalidInput, TargetFailed) as error:
             if every or not isinstance(error, Unreachable):  # a client may wait for a restart
-                self._record_error(call, run, every, error)
+                self._record_error(call, hashed, run, every, error)
             raise
         if history is None and not every and not result.failed:  # the common case
             return result
         if result.questions is not None or result.unfinished:
             return result
-        return self._record_result(call, run, every, result)
+        return self._record_result(call, hashed, run, every, result)
 
-    def _check(self, call: Call, history: CallHistory, every: bool) -> None:
+    def _check(self, call: Call, hashed: int, history: CallHistory, every: bool) -> None:
         paused = self._clock() - history.at
         if paused > self.settings.window_secs:
             history.clear()
             return
         is_polled = self._find_traits(call.tool).is_polled
         limits = self._polls_refused if is_polled else self._refused
-        found = history.find_repetition(limits, hash_call(call), call.tool.name, every)
+        found = history.find_repetition(limits, hashed, call.tool.name, every)
         if found is None:
             return
         call.notes.repeats = f"{found.rule}: {found.times}"
@@ -139,18 +141,25 @@ class LoopGuard:
 
     # --- recording -------------------------------------------------------------------------------
 
-    def _record_error(self, call: Call, run: str, every: bool, error: HubError) -> None:
+    def _record_error(
+        self, call: Call, hashed: int | None, run: str, every: bool, error: HubError
+    ) -> None:
         text = _ID.sub("#", str(error)[:LOOKED_AT])
-        warning = self._record(call, run, every, hash((error.kind, text)), True)
+        warning = self._record(call, hashed, run, every, hash((error.kind, text)), True)
         if warning:
             _add_to_error(error, warning)
 
-    def _record_result(self, call: Call, run: str, every: bool, result: Result) -> Result:
-        warning = self._record(call, run, every, hash_result(result), result.failed)
+    def _record_result(
+        self, call: Call, hashed: int | None, run: str, every: bool, result: Result
+    ) -> Result:
+        warning = self._record(call, hashed, run, every, hash_result(result), result.failed)
         return _add_to_result(result, warning) if warning else result
 
-    def _record(self, call: Call, run: str, every: bool, outcome: int, failed: bool) -> str:
-        """Adds the call to its run, and returns the warning for its result, if there is one."""
+    def _record(
+        self, call: Call, hashed: int | None, run: str, every: bool, outcome: int, failed: bool
+    ) -> str:
+        """Adds the call to its run, and returns the warning for its result, if there is one.
+        `hashed` is the hash of the call, if it is known."""
         traits = self._find_traits(call.tool)
         runs = self._runs.get(call.principal.key)
         history = runs.get(run) if runs is not None else None
@@ -160,7 +169,9 @@ class LoopGuard:
         else:
             runs.move_to_end(run)
         history.at = now
-        entry = PastCall(hash_call(call), outcome, failed, traits.is_polled)
+        entry = PastCall(
+            hash_call(call) if hashed is None else hashed, outcome, failed, traits.is_polled
+        )
         history.record(call.tool.name, entry, traits.reads_only, every)
         if not every and history.successes >= FORGIVEN:
             self._drop_history(call, run)

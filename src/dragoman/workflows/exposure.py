@@ -196,8 +196,8 @@ class WorkflowTools:
         try:
             return await service.start_permitted(workflow, request)
         except StorageFailed:
-            if call.attempt:  # the next one finds the run, should it have been stored
-                call.notes.has_left = False
+            # Nothing has begun: a refused start is deleted unless the next attempt finds it.
+            call.notes.has_left = False
             raise
 
     async def _cancel(self, service: RunService, call: Call, id: str) -> None:
