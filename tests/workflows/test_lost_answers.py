@@ -17,7 +17,7 @@ from dragoman.core.call import Result, Updates
 from dragoman.core.errors import StorageFailed
 from dragoman.core.hub import CallOptions
 from dragoman.core.principal import OWNER
-from dragoman.core.runs import COMPLETED, ENDED, Run
+from dragoman.core.runs import COMPLETED, ENDED, Run, RunOrigin, record_principal
 from dragoman.core.structs import replace
 from dragoman.core.task_registry import TaskLimits, TaskRegistry, VolatileTaskStore
 from dragoman.core.tasks import Task, TaskRecord
@@ -26,7 +26,8 @@ from dragoman.core.tool_filter import EVERYTHING
 from dragoman.guards.approval_desk import ApprovalDesk
 from dragoman.stores.cluster import SCHEMA
 from dragoman.stores.config import StoreSettings
-from dragoman.stores.runs_postgres import PostgresRuns
+from dragoman.stores.fence import Fence
+from dragoman.stores.runs_postgres import PostgresRuns, open_postgres_runs
 from dragoman.workflows import service
 from dragoman.workflows.service import RunStart
 
@@ -171,6 +172,127 @@ async def test_a_start_of_accepted_work_is_made_once_its_store_is_back(
         assert (rig.stub.count("act"), await count_runs(rig, "inner")) == (1, 1)
 
 
+@pytest.mark.parametrize("end", ["killed", "stopped"])
+async def test_a_run_that_was_found_again_is_not_executed_after_a_restart(
+    end: str, short_tmp: Path, postgres_url: str
+) -> None:
+    """The hub ends soon after the second attempt, before it has deleted what it has refused."""
+    settings, effects = StoreSettings(url=postgres_url), list[str]()
+    async with run_rig(short_tmp, store=settings) as rig:
+        rig.add("act", lambda one: effects.append(one.trace.id))
+        await rig.define("inner", call("act"), expose=True)
+        with pytest.MonkeyPatch.context() as patch:
+            lose_answers(rig, patch, "inner", 1000)
+            task = start_task(rig)
+            await until_true(lambda: task.troubles == 1)
+        await until_true(lambda: task.finished)
+        if end == "killed" and rig.service._dropping is not None:
+            rig.service._dropping.cancel()
+            rig.service._runner.withheld.clear()
+    async with run_rig(short_tmp, store=settings) as rig:
+        rig.add("act", lambda one: effects.append(one.trace.id))
+        await rig.until_idle()
+        assert await count_runs(rig, "inner") == 1
+        [run] = (await rig.service.list_runs(OWNER, "inner"))[0]
+        assert run.state == COMPLETED
+    assert len(effects) == 1
+
+
+async def test_a_refused_start_is_deleted_when_its_hub_stops(
+    short_tmp: Path, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "ADD_SECONDS", 0.05)
+    settings = StoreSettings(url=postgres_url)
+    async with run_rig(short_tmp, store=settings) as rig:
+        rig.add("act", lambda one: "done")
+        await rig.define("inner", call("act"))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(service, "RETRY_SECONDS", 60.0)
+            tried = lose_answers(rig, patch, "inner", 1000)
+            with pytest.raises(StorageFailed):
+                await rig.start("inner")
+    async with run_rig(short_tmp, store=settings) as rig:
+        assert await rig.service._store.find(tried[0].id) is None
+
+
+async def test_a_run_that_another_hub_may_delete_is_adopted(
+    rig: RunRig, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One hub has stored a run, and refused its start; another one makes the same start."""
+    store = rig.service._store
+    assert isinstance(store, PostgresRuns)
+    fence = Fence()
+    fence.mark = "aaaaaaaa"
+    other = await open_postgres_runs(postgres_url, fence, is_shared=True)
+    try:
+        with psycopg.connect(postgres_url, autocommit=True) as db:
+            db.execute(SCHEMA.encode())
+            for mark in ("aaaaaaaa", "bbbbbbbb"):
+                db.execute(
+                    "INSERT INTO dragoman.hubs (id, node, version, address, state) "
+                    "VALUES (%s, 'n', '1', 'x', 'ready')",
+                    (mark,),
+                )
+        store._fence.mark, store.is_shared = "bbbbbbbb", True
+        planted = list[Run]()
+        find = store.find
+
+        async def find_planted(id: str) -> Run | None:
+            if not planted:
+                [built] = [rig.service._build_run(workflow, {}, origin)]
+                planted.append(replace(built, id=id))
+                await other.add(planted[0], workflow.source)
+            return await find(id)
+
+        workflow = rig.service._workflows.find("inner")
+        origin = RunOrigin(
+            starter=record_principal(OWNER, "api"), trigger={}, agents={}, trace="0" * 32
+        )
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "find", find_planted)
+            request = RunStart(principal=OWNER, door="api", id="a" * 32)
+            run = await rig.service.start("inner", request)
+        await other.drop(planted[0])
+        assert (await rig.until(run.id)).state == COMPLETED
+        assert rig.stub.count("act") == 1
+        assert not await store.adopt(run.id)  # it has ended
+    finally:
+        store._fence.mark, store.is_shared = "", False
+        await other.aclose()
+
+
+@pytest.mark.parametrize("starter", ["task", "approval"])
+async def test_accepted_work_waits_for_room_for_its_run(starter: str, short_tmp: Path) -> None:
+    policies = POLICIES if starter == "approval" else ""
+    async with run_rig(short_tmp, policies=policies, max_unfinished=2) as rig:
+        gate = asyncio.Event()
+        rig.add("block", lambda one: gate.wait())
+        rig.add("act", lambda one: "done")
+        await rig.define("blocker", call("block"))
+        await rig.define("inner", call("act"), expose=True)
+        await rig.start("blocker")
+        if starter == "task":
+            task = start_task(rig)
+            await until_true(lambda: task.troubles > 0)
+            gate.set()
+            await until_true(lambda: task.finished)
+            assert task.state == COMPLETED, task.message
+        else:
+            desk, id = await approve_call(rig)
+            begun = desk.begin
+            tries = list[str]()
+
+            def note(id: str) -> bool:
+                tries.append(id)
+                return begun(id)
+
+            desk.begin = note  # type: ignore[method-assign]
+            await until_true(lambda: bool(tries))
+            gate.set()
+            await until_true(lambda: desk.get(id).outcome == COMPLETED)
+        assert rig.stub.count("act") == 1
+
+
 async def test_a_call_follows_its_run_while_the_store_cannot_be_read(
     rig: RunRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,7 +317,7 @@ def start_task(rig: RunRig) -> Task[TaskRecord]:
     """Starts a task of a client that calls the workflow."""
 
     async def work(task: Task[TaskRecord], updates: Updates, *_: Any) -> tuple[Tool, Result]:
-        options = replace(OPTIONS, updates=updates)
+        options = replace(OPTIONS, updates=updates, attempt=task.attempt)
         return await rig.hub.call(task.owner, "workflow.inner", {}, options)
 
     task = Task(OWNER, work, TaskRecord())

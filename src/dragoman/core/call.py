@@ -344,9 +344,9 @@ class Call(Struct, frozen=True):
     """Set by callers that do not wait for long tasks; None: the call lasts until its outcome.
     Servers never take it from clients."""
     attempt: str = ""
-    """Names the attempt of a caller whose call another hub may make again, or who looks for what it
-    has started; empty for other callers. A target may derive the ids from it that it chooses.
-    Servers never take it from clients."""
+    """Names the attempt of a caller that makes the same call again if the hub itself could not make
+    it, perhaps at another hub, or looks for what it has started; empty for other callers. A target
+    may derive the ids from it that it chooses. Servers never take it from clients."""
 
     @property
     def sends_nothing(self) -> bool:

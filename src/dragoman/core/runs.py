@@ -200,6 +200,10 @@ class RunStore(Protocol):
         """Finds a run in order to change it: other hubs leave it alone until it is released, or
         this hub has ended. Raises `RunTaken`."""
 
+    async def adopt(self, id: str) -> bool:
+        """Takes a run over that another hub has stored and not begun: that hub may have refused
+        its start, and delete it. False if it has begun, or is this hub's own."""
+
     async def release(self, id: str) -> None:
         """Lets any hub continue a run that only waits, or has ended."""
 

@@ -228,6 +228,12 @@ class Task(Generic[R]):
         self._answers: dict[str, Any] = {}
 
     @property
+    def attempt(self) -> str:
+        """Names its call, in each attempt to make it. Clients may choose ids, and use them again
+        later."""
+        return f"task {self.id} {self.created!r}"
+
+    @property
     def running(self) -> bool:
         return self.call is not None or self._following is not None
 

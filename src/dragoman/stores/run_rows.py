@@ -63,6 +63,7 @@ NEXT_WAKE = f"SELECT min(wake_at) FROM runs WHERE wake_at > 0 AND state IN ({_SL
 CLAIM = (
     f"UPDATE runs SET hub = ? WHERE id = ? AND {_OWN} RETURNING {', '.join((*_FIXED, *_CHANGING))}"
 )
+ADOPT = f"UPDATE runs SET hub = ? WHERE id = ? AND state = '{QUEUED}' AND hub <> ?"
 FIND_HUB = "SELECT hub FROM runs WHERE id = ?"
 RELEASE = "UPDATE runs SET hub = '' WHERE id = ? AND hub = ?"
 RESCUE = (

@@ -58,6 +58,9 @@ class SqliteRuns(LoopStore):
     async def claim(self, id: str) -> Run | None:
         return await self.find(id)
 
+    async def adopt(self, id: str) -> bool:
+        return False
+
     async def release(self, id: str) -> None: ...
 
     async def rescue(self) -> int:

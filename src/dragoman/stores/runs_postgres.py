@@ -160,6 +160,14 @@ class PostgresRuns:
             return None
         raise RunTaken(found[0][0])
 
+    async def adopt(self, id: str) -> bool:
+        if not self.is_shared:
+            return False
+        hub = self._fence.mark
+        async with self._transact(hub) as connection:
+            done = await connection.execute(translate(rows.ADOPT), (hub, id, hub))
+            return bool(done.rowcount)
+
     async def release(self, id: str) -> None:
         if self.is_shared:
             hub = self._fence.mark

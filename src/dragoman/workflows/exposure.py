@@ -21,6 +21,7 @@ from dragoman.core.errors import (
     HubError,
     InvalidInput,
     NotFound,
+    Overloaded,
     StorageFailed,
     TaskLost,
     Unreachable,
@@ -57,6 +58,8 @@ log = logging.getLogger(__name__)
 
 META = "dragoman.hub/run"
 """Key in the `_meta` of a result: the id of the run."""
+LOOK_SECONDS = 60.0
+"""A call that follows a run reads after so long without a change how the run stands."""
 MAX_UPDATES = 1_000
 """Changes of a run that wait to be reported."""
 
@@ -195,9 +198,11 @@ class WorkflowTools:
         )
         try:
             return await service.start_permitted(workflow, request)
-        except StorageFailed:
-            # Nothing has begun: a refused start is deleted unless the next attempt finds it.
-            call.notes.has_left = False
+        except (StorageFailed, Overloaded) as error:
+            if call.attempt and not (call.task is not None and isinstance(error, Overloaded)):
+                # Nothing has begun, and the next attempt finds what may be stored. Only steps do
+                # not wait for room, which the runs that they belong to take.
+                call.notes.has_left = False
             raise
 
     async def _cancel(self, service: RunService, call: Call, id: str) -> None:
@@ -240,7 +245,12 @@ class _RunFollower:
                     if found is not None:
                         return found
                 self._woken.clear()
-                await self._woken.wait()
+                try:
+                    async with asyncio.timeout(LOOK_SECONDS):
+                        await self._woken.wait()
+                except TimeoutError:  # another hub may have ended or deleted it meanwhile
+                    if (found := await self._look_until_read(service, run)) is not None:
+                        return found
         finally:
             stop()
 

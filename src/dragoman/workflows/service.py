@@ -42,6 +42,7 @@ from dragoman.core.runs import (
     CHILD,
     ENDED,
     FAILED,
+    QUEUED,
     RUNNING,
     Run,
     RunFilter,
@@ -79,6 +80,10 @@ RETRY_SECONDS = 1.0
 """After a failure of the store."""
 ADD_SECONDS = 1.0
 """For so long a new run that cannot be stored is tried again."""
+
+
+CLOSE_SECONDS = 2.0
+"""For so long a hub that stops tries to delete runs whose start it has refused."""
 
 
 class WorkflowSource(Protocol):
@@ -170,6 +175,10 @@ class RunService:
     async def close(self) -> None:
         self._events.close()
         await self._background.close()
+        with contextlib.suppress(StorageFailed, TimeoutError):
+            async with asyncio.timeout(CLOSE_SECONDS):  # the next start would execute them
+                for one in [one for one in self._runner.withheld.values() if one.is_refused]:
+                    await self._drop(one)
         await self._runner.close()
         await self._store.aclose()
 
@@ -208,7 +217,11 @@ class RunService:
         async with self._find_lock(run.id):  # of two starts with one id, one finds the other
             is_refused = run.id in self._runner.withheld
             found = None if is_refused else await self._store.find(run.id)
-            return found or await self._add_new(run, workflow, request)
+            if found is None:
+                return await self._add_new(run, workflow, request)
+            if found.state == QUEUED and await self._store.adopt(found.id):
+                self._runner.begin(found, is_untouched=False)
+            return found
 
     def _find_lock(self, id: str) -> asyncio.Lock:
         return self._starting.setdefault(id, asyncio.Lock())

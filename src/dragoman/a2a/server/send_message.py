@@ -483,6 +483,7 @@ class MessageSender:
             features=FEATURES,
             answers=answers,
             handle=handle,
+            attempt=task.attempt,
         )
         is_withdrawal = handle is not None and answers is None
         if header.sends and not is_withdrawal:

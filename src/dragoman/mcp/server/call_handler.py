@@ -171,7 +171,9 @@ class CallHandler:
             nonlocal tool
             if handle is not None and answers is None and not tool.target.traits.ends_questions:
                 return tool, Result()
-            again = replace(base, updates=updates, answers=answers, handle=handle)
+            again = replace(
+                base, updates=updates, answers=answers, handle=handle, attempt=task.attempt
+            )
             tool, result = await self.hub.call(task.owner, name, arguments, again)
             client_questions.check_features(result.questions or NOTHING, features)
             return tool, result
