@@ -94,8 +94,10 @@ async def test_unfinished_messages_of_a_caller_are_bounded_and_delay_no_other_ca
 
 @pytest.mark.promise("J3")
 async def test_unfinished_messages_of_all_callers_are_bounded() -> None:
+    """Beside one message of each caller, which waits for no other caller."""
+    two = {"authorization": "Bearer two"}
     async with (
-        run_server(max_reading=2) as port,
+        run_server(max_reading=1) as port,
         connect_http2(port) as connection,
         connect_http2(port) as second,
         asyncio.timeout(BOUND),
@@ -103,10 +105,30 @@ async def test_unfinished_messages_of_all_callers_are_bounded() -> None:
         for stream in (1, 3):
             connection.open(stream, PATH, KEY)
             await connection.send_unfinished(stream, 2 * BUFFERED)  # all of it is received
-        second.open(1, PATH, {"authorization": "Bearer two"})
-        waiting = asyncio.create_task(second.send_unfinished(1, 2 * BUFFERED))
+        second.open(1, PATH, two)
+        await second.send_unfinished(1, 2 * BUFFERED)
+        second.open(3, PATH, two)
+        waiting = asyncio.create_task(second.send_unfinished(3, 2 * BUFFERED))
         with pytest.raises(TimeoutError):  # it would be received at once
             await asyncio.wait_for(asyncio.shield(waiting), 1)
-        assert second.sent[1] < BUFFERED
-        connection.reset(1)
+        assert second.sent[3] < BUFFERED
+        connection.reset(3)
         await waiting
+
+
+@pytest.mark.promise("J3")
+async def test_message_that_sends_nothing_is_small() -> None:
+    """A stream keeps the message of its request."""
+    async with (
+        run_server() as port,
+        grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
+        asyncio.timeout(BOUND),
+    ):
+        call = channel.unary_stream(PATH.replace("SendMessage", "SubscribeToTask"))
+        unknown = bytes((0x72, 0x80, 0x80, 0x08)) + b"x" * 131_072  # field 14
+        with pytest.raises(grpc.aio.AioRpcError, match="larger than 65536 bytes"):
+            async for _ in call(
+                pb.SubscribeToTaskRequest(id="t").SerializeToString() + unknown,
+                metadata=(("authorization", "Bearer two"),),
+            ):
+                pass

@@ -19,7 +19,14 @@ from typing import Any, NoReturn, Protocol, TypeAlias, TypeVar
 
 from dragoman.a2a.protocol import errors
 from dragoman.a2a.protocol.dialects import BY_VERSION, choose
-from dragoman.a2a.protocol.dialects.operations import CARD, STREAMING, SUBSCRIBE, V10
+from dragoman.a2a.protocol.dialects.operations import (
+    CARD,
+    SEND,
+    STREAM,
+    STREAMING,
+    SUBSCRIBE,
+    V10,
+)
 from dragoman.a2a.protocol.errors import A2aError
 from dragoman.a2a.server.operations import A2aServer
 from dragoman.a2a.server.request_context import (
@@ -77,7 +84,9 @@ MAX_STREAMS = 100
 MAX_READING = 8
 """Messages of one caller that are received at once; each may have 10 MB. Others wait unread."""
 MAX_READING_ALL = 32
-"""Messages of all callers that are received at once."""
+"""Messages that are received at once beside one of each caller, which waits for no other caller."""
+MAX_QUERY = 64 * 1024
+"""Bytes of a message that sends nothing to an agent: a stream keeps it as long as it is open."""
 MESSAGE_SECONDS = 60.0
 """How long the message of a call may take to arrive."""
 UNREAD_SECONDS = 60.0
@@ -191,6 +200,8 @@ class A2aGrpcServer:
         self._reading: dict[Principal, asyncio.Semaphore] = {}
         """What limits the messages of each that are received."""
         self._reading_all = asyncio.Semaphore(max_reading)
+        self._receiving: set[Principal] = set()
+        """The callers one message of whom is received without such a turn."""
         self._servers: list[Any] = []
         self.agent_ports: Mapping[str, int] = agent_ports
         """As numbers of their own once it listens."""
@@ -265,6 +276,11 @@ class A2aGrpcServer:
             caller = await self._admit(metadata, context.peer(), endpoint.port, found)
             self._check_version(service, metadata.get("a2a-version"))
             data = await self._read(caller, context)
+            if len(data) > MAX_QUERY and method.op not in (SEND, STREAM):
+                raise A2aError(
+                    errors.INVALID_PARAMS,
+                    f"the message of {method.op} is larger than {MAX_QUERY} bytes",
+                )
             request = await _decode(service, method, data)
             older = metadata.get("x-a2a-extensions", "")  # 0.3's
             ctx = RequestContext(
@@ -328,8 +344,8 @@ class A2aGrpcServer:
         """Receives the message of an admitted call."""
         turns = self._reading.setdefault(caller, asyncio.Semaphore(MAX_READING))
         try:
-            async with asyncio.timeout(MESSAGE_SECONDS), turns, self._reading_all:
-                data = await context.read()
+            async with asyncio.timeout(MESSAGE_SECONDS), turns:
+                data = await self._receive(caller, context)
         except TimeoutError:
             raise A2aError(
                 errors.UNAVAILABLE,
@@ -338,6 +354,16 @@ class A2aGrpcServer:
         if not isinstance(data, bytes):
             raise A2aError(errors.INVALID_PARAMS, "the call has no message")
         return data
+
+    async def _receive(self, caller: Principal, context: Context) -> Any:
+        if caller in self._receiving:
+            async with self._reading_all:
+                return await context.read()
+        self._receiving.add(caller)
+        try:
+            return await context.read()
+        finally:
+            self._receiving.discard(caller)
 
     def _release(self, caller: Principal) -> None:
         calls, task = self._calls[caller], asyncio.current_task()
