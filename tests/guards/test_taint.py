@@ -650,6 +650,7 @@ async def test_declared_fields_are_labelled(form: str) -> None:
 )  # fmt: skip
 def test_credentials_are_found_by_their_formats(words: str, kind: str) -> None:
     assert find_credential(f"some text, {words} and more") == kind
+    assert find_credential(f"{words} {'and more, ' * 100}") == kind  # a long text
 
 
 @pytest.mark.parametrize(
