@@ -120,6 +120,37 @@ async def test_messages_reach_the_other_hubs_and_not_their_sender(postgres_url: 
         assert not own
 
 
+async def test_many_who_ask_for_the_table_of_hubs_share_a_reading(postgres_url: str) -> None:
+    async with run_hub(postgres_url, "a", 30) as hub:
+        run, read, gate = hub._run, list[str](), asyncio.Event()
+
+        async def note(statement: str, values: Any) -> Any:
+            if statement == _LIST:
+                read.append(statement)
+                await gate.wait()
+            return await run(statement, values)
+
+        hub._run = note  # type: ignore[method-assign]
+        async with asyncio.timeout(60):
+            first = asyncio.ensure_future(hub.refresh())
+            await until(lambda: read)
+            rest = [asyncio.ensure_future(hub.refresh()) for _ in range(50)]
+            cancelled = asyncio.ensure_future(hub.refresh())
+            await asyncio.sleep(0)
+            cancelled.cancel()
+            gate.set()
+            await asyncio.gather(first, *rest)
+        assert len(read) <= 3  # a beat of the hub may have one of its own
+
+        async def fail(statement: str, values: Any) -> Any:
+            raise StorageFailed("the database is away")
+
+        hub._run = fail  # type: ignore[method-assign]
+        found = await asyncio.gather(*(hub.refresh() for _ in range(5)), return_exceptions=True)
+        assert [type(one) for one in found] == [StorageFailed] * 5
+        hub._run = run  # type: ignore[method-assign]
+
+
 async def test_a_lease_that_is_not_renewed_is_lost_although_the_hub_is_alive(
     postgres_url: str,
 ) -> None:

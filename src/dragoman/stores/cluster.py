@@ -224,6 +224,8 @@ class PostgresCluster:
         """The hubs that hold the leases that this hub asks for."""
         self._lane = AsyncLane(url)
         self._lock = asyncio.Lock()
+        self._next_read: asyncio.Task[HubError | None] | None = None
+        """The reading of the table that has not begun."""
         self._queue: deque[str] = deque()
         self._receivers: dict[str, list[Receive]] = {}
         self._bus: RedisBus | None = None
@@ -343,8 +345,25 @@ class PostgresCluster:
         return record is not None and record.state == STOPPED
 
     async def refresh(self) -> None:
-        """Reads the table of hubs, and becomes the heir of those that have ended."""
-        await self._renew()
+        """Reads the table of hubs, and becomes the heir of those that have ended. Those who ask
+        while the table is read share the next reading, which also fails for all of them."""
+        if self._next_read is None:
+            self._next_read = self._background.spawn(self._read_next())
+        reading = self._next_read
+        await asyncio.wait([reading])
+        if reading.cancelled():
+            raise StorageFailed("this hub has left the cluster")
+        if (failure := reading.result()) is not None:
+            raise failure.with_traceback(None)
+
+    async def _read_next(self) -> HubError | None:
+        async with self._lock:
+            self._next_read = None
+            try:
+                await self._renew_alone()
+            except HubError as error:
+                return error
+            return None
 
     async def wait_for_change(self, seconds: float) -> None:
         """Waits until the table of hubs has changed, or so many seconds."""
