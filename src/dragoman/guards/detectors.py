@@ -100,7 +100,8 @@ _NUMBERS = re.compile(
 def find_credential(text: str) -> str:
     """Returns the kind of the first credential in the text; empty if there is none."""
     text = text[:MAX_LOOKED_AT]
-    if not _has_literal(text):  # most texts
+    has_literal = _LITERALS.search(text) if len(text) < SHORT else _has_literal(text)
+    if not has_literal:  # most texts
         return ""
     for kind, literals, pattern in CREDENTIALS:
         if any(literal in text for literal in literals) and any(
@@ -111,8 +112,6 @@ def find_credential(text: str) -> str:
 
 
 def _has_literal(text: str) -> bool:
-    if len(text) < SHORT:
-        return _LITERALS.search(text) is not None
     for sign, literals in _BY_SIGN:
         if sign in text:
             for literal in literals:
