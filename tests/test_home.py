@@ -350,3 +350,19 @@ def test_foreign_socket_directory_is_refused(tmp_path, short, monkeypatch, squat
 
     with pytest.raises(HomeUnusable, match="is not a private directory of yours"):
         find_socket_paths(home)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the state of a process is read from /proc")
+def test_a_home_is_taken_over_from_a_process_that_was_killed_and_has_not_ended(tmp_path):
+    """On a busy machine that takes a while, in which its lock is held."""
+    home = str(tmp_path)
+    with holder(home) as process:
+        assert process.stdout.readline() == "held\n"
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it stays, and is not reaped
+        fd = os.open(tmp_path / "lock", os.O_RDWR)  # stands for its lock
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        timer = threading.Timer(0.5, os.close, (fd,))
+        timer.start()
+        lock_home(home).close()
+        timer.join()

@@ -29,6 +29,8 @@ _INSTRUCTIONS = "instructions.json"
 _INSTRUCTIONS_LIMIT = 8 * 1024 * 1024
 _TEXTS = ("socket", "mcp_socket", "version", "started_at", "mode")
 _MODES = ("daemon", "mcp")
+_SIGKILL = 1 << 8
+"""Its bit in the sets of pending signals."""
 
 
 class HomeUnusable(Exception):
@@ -309,7 +311,8 @@ def lock_home(home: str) -> HomeLock:
 
 def _try_lock(fd: int) -> bool:
     """Whether this process has the lock now. Waits for programs that only look at it, which hold it
-    for a moment (`is_locked`): until a busy machine lets them go on."""
+    for a moment (`is_locked`), and for one that was killed: until a busy machine lets them go
+    on."""
     end, tries = time.monotonic() + LOOK_SECONDS, 5
     try:
         while True:
@@ -318,7 +321,7 @@ def _try_lock(fd: int) -> bool:
             is_shared = _flock(fd, fcntl.LOCK_SH)
             if is_shared:
                 fcntl.flock(fd, fcntl.LOCK_UN)
-            else:
+            elif not _is_ending(_read_pid(fd)):
                 tries -= 1
             if not tries or time.monotonic() > end:
                 return False
@@ -337,9 +340,26 @@ def _flock(fd: int, how: int) -> bool:
     return True
 
 
-def _find_holder(home: str, fd: int) -> tuple[int | None, DaemonRecord | None]:
+def _read_pid(fd: int) -> int | None:
     text = os.pread(fd, 32, 0).strip()
-    pid = int(text) if text.isdigit() else None
+    return int(text) if text.isdigit() else None
+
+
+def _is_ending(pid: int | None) -> bool:
+    """Whether a process was killed, and keeps its locks until it has ended. Known on Linux only."""
+    if pid is None:
+        return False
+    try:
+        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
+            found = dict(line.split(":", 1) for line in file if ":" in line)
+        pending = int(found["ShdPnd"], 16) | int(found["SigPnd"], 16)
+    except (OSError, KeyError, ValueError):
+        return False
+    return found["State"].strip()[:1] in "ZX" or bool(pending & _SIGKILL)
+
+
+def _find_holder(home: str, fd: int) -> tuple[int | None, DaemonRecord | None]:
+    pid = _read_pid(fd)
     daemon = read_daemon(home)
     # The record of another process is stale: the holder has not written its own yet.
     return pid, daemon if daemon is not None and daemon.pid == pid else None

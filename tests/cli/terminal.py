@@ -109,7 +109,9 @@ class Terminal:
         assert child.stdout is not None and child.stderr is not None
         line = child.stdout.readline()
         assert line, child.stderr.read()
-        return dict(json.loads(line))
+        said = dict(json.loads(line))
+        assert "error" not in said, said
+        return said
 
     def wait_until_recorded(self, calls: int) -> None:
         """Waits for the outcomes of that many calls, which the hub stores a moment later."""
