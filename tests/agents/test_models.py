@@ -25,6 +25,7 @@ from dragoman.agents.model_loop import (
     render_result,
 )
 from dragoman.agents.models.chat import (
+    CUT,
     ContextTooLong,
     Message,
     ModelReply,
@@ -126,7 +127,7 @@ async def test_streamed_text_arrives_in_pieces(split: int) -> None:
     reply, texts, http = await ask(stream(*events, split=split))
     assert (reply.text, texts) == ("Good ü", ["Go", "od ü"])
     assert (reply.usage.input_tokens, reply.usage.output_tokens, reply.usage.cost) == (3, 2, 0.01)
-    assert reply.model == "m-1" and not reply.is_cut
+    assert reply.model == "m-1" and not reply.ending
     sent = http.sent[0]
     assert sent["url"] == "http://x/v1/chat/completions" and sent["stream"] is True
     assert sent["tools"][0]["function"]["name"] == "get_weather"
@@ -274,7 +275,7 @@ async def test_streams_of_known_servers_are_understood(form: str) -> None:
     ids = [one.id for one in reply.tool_requests]
     assert all(ids) and len(set(ids)) == len(ids)
     assert (reply.usage.input_tokens, reply.usage.output_tokens) == (4, 9)
-    assert reply.model == "m-1" and not reply.is_cut
+    assert reply.model == "m-1" and not reply.ending
 
 
 @pytest.mark.parametrize("split", [0, 1, 5])
@@ -294,7 +295,7 @@ async def test_content_parts_and_a_cut_answer_are_understood() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     body = {"choices": [{"message": {"content": parts}, "finish_reason": "length"}]}
     reply, texts, _ = await ask(whole(body))
-    assert (reply.text, texts, reply.is_cut) == ("ab", ["ab"], True)
+    assert (reply.text, texts, reply.ending) == ("ab", ["ab"], CUT)
 
 
 @pytest.mark.parametrize(

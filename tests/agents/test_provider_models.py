@@ -19,6 +19,7 @@ from tests.peers.scripted_model import Answer, ScriptedModel, running_model, say
 from dragoman.agents.manifest import parse_manifest
 from dragoman.agents.model_factory import build_models
 from dragoman.agents.models.chat import (
+    CUT,
     ChatModel,
     ContextTooLong,
     Message,
@@ -91,13 +92,13 @@ async def test_text_is_streamed_with_usage(rig: Rig) -> None:
     reply = await rig.ask(say("Good morning, ü"))
     assert reply.text == "Good morning, ü" == "".join(rig.texts) and len(rig.texts) > 2
     assert (reply.usage.input_tokens, reply.usage.output_tokens) == (11, 7)
-    assert reply.model == "scripted-1" and not reply.is_cut
+    assert reply.model == "scripted-1" and not reply.ending
     sent = rig.server.requests[0]
     assert sent["stream"] is True and sent["model"] == "scripted-1"
     assert sent["tools"][0]["name"] == "get_weather"
     assert sent["tools"][0]["input_schema"]["required"] == ["city"]
     assert KEY in str(rig.server.headers[-1])
-    assert (await rig.ask(say("cut", finish="max_tokens"))).is_cut
+    assert (await rig.ask(say("cut", finish="max_tokens"))).ending == CUT
 
 
 async def test_tool_calls_and_the_conversation_are_translated(rig: Rig) -> None:

@@ -14,6 +14,8 @@ from dragoman.core.structs import Struct
 
 Message = Mapping[str, Any]
 """`role` is `system`, `user`, `assistant` or `tool`."""
+CUT = "cut"
+"""How an answer ends that reached a limit of tokens."""
 
 
 class ToolRequest(Struct, frozen=True):
@@ -40,8 +42,8 @@ class ModelReply(Struct, frozen=True):
     usage: ModelUsage = ModelUsage()
     model: str = ""
     """The model that answered."""
-    is_cut: bool = False
-    """Whether the model stopped because its answer became too long."""
+    ending: str = ""
+    """`CUT`; empty for a whole answer."""
 
 
 class OfferedTool(Struct, frozen=True):

@@ -98,4 +98,4 @@ def parse_reply(reply: ModelReply, on_text: TakeText) -> ModelReply:
     if isinstance(answer, dict) and isinstance(answer.get(FINAL), str):
         text = answer[FINAL]
     on_text(text)
-    return ModelReply(text, (), reply.usage, reply.model, reply.is_cut)
+    return ModelReply(text, (), reply.usage, reply.model, reply.ending)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dragoman.agents.models.chat import (
+    CUT,
     Message,
     ModelReply,
     ModelUnavailable,
@@ -291,8 +292,8 @@ class ChatAnswer:
             if one.name or one.arguments:
                 id = one.id if one.id and one.id not in made else f"{one.id or 'call'}_{number}"
                 made[id] = ToolRequest(id, one.name, one.arguments)
-        text, is_cut = "".join(self._text), self._finish == "length"
-        return ModelReply(text, list(made.values()), self._usage, self._model, is_cut)
+        text, ending = "".join(self._text), CUT if self._finish == "length" else ""
+        return ModelReply(text, list(made.values()), self._usage, self._model, ending)
 
 
 def _is_object(arguments: str) -> bool:

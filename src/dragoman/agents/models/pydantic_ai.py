@@ -24,6 +24,7 @@ from pydantic_ai.settings import ModelSettings
 from pydantic_ai.tools import ToolDefinition
 
 from dragoman.agents.models.chat import (
+    CUT,
     ContextTooLong,
     Message,
     ModelReply,
@@ -268,8 +269,8 @@ def _build_reply(response: theirs.ModelResponse, model: str) -> ModelReply:
     if not text and not requests and response.state != "complete":
         raise exceptions.UnexpectedModelBehavior("the answer is empty")
     usage = ModelUsage(response.usage.input_tokens, response.usage.output_tokens)
-    is_cut = response.finish_reason == "length"
-    return ModelReply(text, requests, usage, response.model_name or model, is_cut)
+    ending = CUT if response.finish_reason == "length" else ""
+    return ModelReply(text, requests, usage, response.model_name or model, ending)
 
 
 def _render_arguments(arguments: Any) -> str:
