@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from dragoman.agents.models.chat import (
+    CARRY,
     ChatModel,
     ClientNeeded,
     ContextTooLong,
@@ -315,6 +316,8 @@ def _build_message(reply: ModelReply) -> Message:
             }
             for one in reply.tool_requests
         ]
+    if reply.carry:
+        message[CARRY] = reply.carry
     return message
 
 
@@ -424,9 +427,11 @@ def _shorten(text: str, length: int) -> str:
 
 
 def _shorten_message(message: Message, size: int) -> Message:
-    """Shortens a message that is too large by itself: images go, and the end of a long text."""
+    """Shortens a message that is too large by itself: images go, what it carries (which fits the
+    whole message only), and the end of a long text."""
     if measure_message(message) <= size:
         return message
+    message = {name: value for name, value in message.items() if name != CARRY}
     content = message.get("content")
     if not isinstance(content, str):
         texts = [str(part.get("text") or f"[{part.get('type')} removed]") for part in content or ()]
@@ -445,4 +450,5 @@ def _find_last_exchange(messages: Sequence[Message]) -> int:
 def measure_message(message: Message) -> int:
     content = message.get("content")
     size = len(content) if isinstance(content, str) else len(str(content or ""))
-    return size + len(str(message.get("tool_calls") or "")) + 10
+    others = (message.get("tool_calls"), message.get(CARRY))
+    return size + sum(len(str(one)) for one in others if one) + 10

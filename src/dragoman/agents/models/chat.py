@@ -13,9 +13,21 @@ from dragoman.core.errors import TargetFailed, WorkFailed
 from dragoman.core.structs import Struct
 
 Message = Mapping[str, Any]
-"""`role` is `system`, `user`, `assistant` or `tool`."""
+"""`role` is `system`, `user`, `assistant` or `tool`. An answer of a model may have a `CARRY`."""
+CARRY = "carry"
+"""In an answer: what its server wants back unchanged with the next request, and no other server
+understands: `{"origin": …, "data": …}`."""
 CUT = "cut"
 """How an answer ends that reached a limit of tokens."""
+
+
+def find_carried(message: Message, origin: str) -> Mapping[str, Any]:
+    """Finds what a message carries for the model with that origin; empty if it has nothing."""
+    carry = message.get(CARRY)
+    if not isinstance(carry, Mapping) or carry.get("origin") != origin:
+        return {}
+    data = carry.get("data")
+    return data if isinstance(data, Mapping) else {}
 
 
 class ToolRequest(Struct, frozen=True):
@@ -44,6 +56,8 @@ class ModelReply(Struct, frozen=True):
     """The model that answered."""
     ending: str = ""
     """`CUT`; empty for a whole answer."""
+    carry: Mapping[str, Any] | None = None
+    """The `CARRY` of its message."""
 
 
 class OfferedTool(Struct, frozen=True):

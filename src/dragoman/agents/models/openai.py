@@ -19,6 +19,7 @@ from dragoman.agents.models.chat import (
     OfferedTool,
     TakeText,
     ToolRequest,
+    find_carried,
 )
 from dragoman.agents.models.failures import build_failure, find_error
 from dragoman.core.errors import BadReply, TimedOut, Unreachable
@@ -57,6 +58,8 @@ class OpenAiModel:
         self.name = settings.model
         self._http = http
         self._url = f"{settings.base_url.rstrip('/')}{self.path}"
+        self.origin = f"{self._url} {settings.model}"
+        """What its answers carry is sent to the same address and model only."""
         self._headers = {"content-type": "application/json", "accept": "text/event-stream"}
         if settings.api_key:
             self._headers["authorization"] = f"Bearer {settings.api_key}"
@@ -93,7 +96,7 @@ class OpenAiModel:
         return answer.build()
 
     def _open_answer(self, on_text: TakeText, secrets: tuple[str, ...]) -> ChatAnswer:
-        return ChatAnswer(self.name, on_text, secrets)
+        return ChatAnswer(self.name, on_text, secrets, self.origin)
 
     def _build_request(
         self,
@@ -105,7 +108,7 @@ class OpenAiModel:
         body: dict[str, Any] = {
             **settings.extra,
             "model": settings.model,
-            "messages": messages,
+            "messages": [build_message(one, self.origin) for one in messages],
             "stream": True,
             "stream_options": {"include_usage": True},
         }
@@ -166,11 +169,33 @@ class OpenAiModel:
         return ModelUnavailable(f'the model "{self.name}" sent an invalid answer: {why[:300]}')
 
 
+_OWN_MEMBERS = frozenset(
+    ("role", "content", "tool_calls", "tool_call_id", "id", "type", "function")
+)
+
+
+def build_message(message: Message, origin: str) -> dict[str, Any]:
+    """Builds a message as servers take it, with what it carries for this model."""
+    made = {name: value for name, value in message.items() if name in _OWN_MEMBERS}
+    carried = find_carried(message, origin)
+    made.update(carried.get("message") or {})
+    calls = message.get("tool_calls")
+    if not calls:
+        return made
+    extras = carried.get("tool_calls") or ()
+    made["tool_calls"] = [
+        {**(extras[place] if place < len(extras) else {}), **one} for place, one in enumerate(calls)
+    ]
+    return made
+
+
 class _Request:
     """A tool call whose pieces arrive."""
 
     def __init__(self, id: str, function: Mapping[str, Any]) -> None:
         self.id = self.name = self.arguments = ""
+        self.extra: dict[str, Any] = {}
+        """What the server wants back with the call."""
         self.add(id, function)
         self._is_whole = _is_object(self.arguments)
         """Whether its first piece has all of it."""
@@ -195,9 +220,14 @@ class _Request:
 class ChatAnswer:
     """Puts the pieces of a streamed answer together."""
 
-    def __init__(self, model: str, on_text: TakeText, secrets: tuple[str, ...]) -> None:
+    def __init__(
+        self, model: str, on_text: TakeText, secrets: tuple[str, ...], origin: str
+    ) -> None:
         """`secrets` are removed from errors."""
         self._secrets = secrets
+        self._origin = origin
+        self._carried: dict[str, Any] = {}
+        """Members of the message that the server wants back."""
         self.is_done = False
         self._name = self._model = model
         self._on_text = on_text
@@ -268,6 +298,7 @@ class ChatAnswer:
             if isinstance(text, str) and text:
                 self._text.append(text)
                 self._on_text(text)
+        self._take_reasoning(delta)
         for place, piece in enumerate(list_objects(delta.get("tool_calls"))):
             index = piece.get("index")
             self._take_piece(index if isinstance(index, int) else place, piece)
@@ -281,19 +312,67 @@ class ChatAnswer:
         if request is None or request.is_another(id, str(function.get("name") or "")):
             if len(self._requests) >= MAX_TOOL_REQUESTS:
                 raise BadReply(f"it asks for more than {MAX_TOOL_REQUESTS} tool calls at once")
-            self._by_index[index] = _Request(id, function)
-            self._requests.append(self._by_index[index])
+            request = self._by_index[index] = _Request(id, function)
+            self._requests.append(request)
         else:
             request.add(id, function)
+        more = {name: one for name, one in piece.items() if name not in _PIECE_MEMBERS}
+        request.extra.update({name: one for name, one in more.items() if one is not None})
+
+    def _take_reasoning(self, delta: Mapping[str, Any]) -> None:
+        thought = delta.get("reasoning_content")
+        if isinstance(thought, str):
+            self._carried["reasoning_content"] = (
+                self._carried.get("reasoning_content", "") + thought
+            )
+        for detail in list_objects(delta.get("reasoning_details")):
+            merge_detail(self._carried.setdefault("reasoning_details", []), detail)
 
     def build(self) -> ModelReply:
         made: dict[str, ToolRequest] = {}
+        extras: list[dict[str, Any]] = []
         for number, one in enumerate(self._requests):
             if one.name or one.arguments:
                 id = one.id if one.id and one.id not in made else f"{one.id or 'call'}_{number}"
                 made[id] = ToolRequest(id, one.name, one.arguments)
+                extras.append(one.extra)
         text, ending = "".join(self._text), CUT if self._finish == "length" else ""
-        return ModelReply(text, list(made.values()), self._usage, self._model, ending)
+        data = self._build_carried(extras)
+        carry = {"origin": self._origin, "data": data} if data else None
+        return ModelReply(text, list(made.values()), self._usage, self._model, ending, carry)
+
+    def _build_carried(self, extras: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        data: dict[str, Any] = {}
+        if self._carried:
+            data["message"] = self._carried
+        if any(extras):
+            data["tool_calls"] = extras
+        return data
+
+
+_PIECE_MEMBERS = frozenset(("index", "id", "type", "function"))
+
+
+def merge_detail(details: list[dict[str, Any]], piece: Mapping[str, Any]) -> None:
+    """Adds a piece of `reasoning_details`: those with one type and index are one block, whose text
+    comes in pieces and whose signature may come last."""
+    known = next((one for one in details if _is_same_block(one, piece)), None)
+    if known is None:
+        details.append(dict(piece))
+        return
+    for name, value in piece.items():
+        if name in ("text", "summary") and isinstance(value, str):
+            known[name] = (known.get(name) or "") + value
+        elif value is not None:
+            known[name] = value
+
+
+def _is_same_block(known: Mapping[str, Any], piece: Mapping[str, Any]) -> bool:
+    if not isinstance(piece.get("index"), int) or (known.get("data") and piece.get("data")):
+        return False  # encrypted data never comes in pieces
+    if known.get("id") and piece.get("id") and known["id"] != piece["id"]:
+        return False
+    return all(known.get(name) == piece.get(name) for name in ("type", "index"))
 
 
 def _is_object(arguments: str) -> bool:

@@ -12,6 +12,7 @@ import json
 import math
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, cast
 
 import httpx2
@@ -33,6 +34,7 @@ from dragoman.agents.models.chat import (
     OfferedTool,
     TakeText,
     ToolRequest,
+    find_carried,
 )
 from dragoman.agents.models.failures import build_failure, find_error
 from dragoman.agents.models.openai import MAX_REPLY, MAX_TOOL_REQUESTS
@@ -59,6 +61,8 @@ class PydanticAiModel:
         `WorkFailed` for settings that the provider does not accept."""
         self.settings = settings
         self.name = settings.model
+        self.origin = f"{settings.provider} {settings.base_url} {settings.model}"
+        """What its answers carry is sent to the same address and model only."""
         try:
             self._model = infer_model(
                 f"{settings.provider}:{settings.model}",
@@ -80,7 +84,7 @@ class PydanticAiModel:
             async with asyncio.timeout(self.settings.timeout) as limit:
                 async with direct.model_request_stream(
                     self._model,
-                    build_messages(messages),
+                    build_messages(messages, self.origin),
                     model_settings=self._request_settings,
                     model_request_parameters=self._build_parameters(tools, schema),
                     instrument=False,
@@ -89,7 +93,7 @@ class PydanticAiModel:
                         limit.reschedule(clock() + self.settings.idle_timeout)
                         if text := _find_text(event):
                             on_text(text)
-                    reply = _build_reply(stream.get(), self.name)
+                    reply = _build_reply(stream.get(), self.name, self.origin)
         if len(reply.tool_requests) > MAX_TOOL_REQUESTS:
             raise ModelUnavailable(
                 f'the model "{self.name}" asks for more than {MAX_TOOL_REQUESTS} tool calls at once'
@@ -186,15 +190,18 @@ def _build_request_settings(settings: ProviderSettings) -> ModelSettings:
     return cast(ModelSettings, {name: one for name, one in made.items() if one is not None})
 
 
-def build_messages(messages: Sequence[Message]) -> list[theirs.ModelMessage]:
-    """Translates from the form of OpenAI's chat completions."""
+def build_messages(messages: Sequence[Message], origin: str = "") -> list[theirs.ModelMessage]:
+    """Translates from the form of OpenAI's chat completions, with what answers carry for the model
+    with that origin."""
     made: list[theirs.ModelMessage] = []
     names: dict[str, str] = {}
     for message in messages:
         if message.get("role") == "assistant":
-            parts = _build_answer(message)
-            names |= {one.tool_call_id: one.tool_name for one in parts if _is_tool_call(one)}
-            made.append(theirs.ModelResponse(parts))
+            answer = _restore_answer(message, origin) or theirs.ModelResponse(
+                _build_answer(message)
+            )
+            names |= {one.tool_call_id: one.tool_name for one in answer.tool_calls}
+            made.append(answer)
             continue
         part = _build_request_part(message, names)
         if made and isinstance(made[-1], theirs.ModelRequest):
@@ -235,8 +242,35 @@ def _build_answer(message: Message) -> list[Any]:
     return parts
 
 
-def _is_tool_call(part: Any) -> bool:
-    return isinstance(part, theirs.ToolCallPart)
+def _restore_answer(message: Message, origin: str) -> theirs.ModelResponse | None:
+    """Restores the answer that a message carries, with the ids that the hub gave the tool calls;
+    None if it carries none, or the library no longer reads it."""
+    stored = find_carried(message, origin).get("response")
+    if stored is None:
+        return None
+    try:
+        (answer,) = theirs.ModelMessagesTypeAdapter.validate_python([stored])
+    except ValueError:
+        return None
+    calls = message.get("tool_calls") or ()
+    if not isinstance(answer, theirs.ModelResponse) or len(answer.tool_calls) != len(calls):
+        return None
+    left = iter(calls)
+    return replace(answer, parts=[_restore_part(one, left) for one in answer.parts])
+
+
+def _restore_part(part: Any, calls: Iterator[Mapping[str, Any]]) -> Any:
+    if not isinstance(part, theirs.ToolCallPart):
+        return part
+    call = next(calls)
+    return replace(part, tool_call_id=call["id"], args=_parse_object(call["function"]["arguments"]))
+
+
+def _has_more(part: Any) -> bool:
+    """Whether a part has something that a message in the form of OpenAI has no place for."""
+    if not isinstance(part, theirs.TextPart | theirs.ToolCallPart):
+        return True
+    return bool(part.provider_details or part.id)
 
 
 def _parse_object(text: str) -> dict[str, Any]:
@@ -259,7 +293,7 @@ def _find_text(event: Any) -> str:
     return ""
 
 
-def _build_reply(response: theirs.ModelResponse, model: str) -> ModelReply:
+def _build_reply(response: theirs.ModelResponse, model: str, origin: str) -> ModelReply:
     requests = [
         ToolRequest(one.tool_call_id, one.tool_name, _render_arguments(one.args))
         for one in response.parts
@@ -270,7 +304,11 @@ def _build_reply(response: theirs.ModelResponse, model: str) -> ModelReply:
         raise exceptions.UnexpectedModelBehavior("the answer is empty")
     usage = ModelUsage(response.usage.input_tokens, response.usage.output_tokens)
     ending = CUT if response.finish_reason == "length" else ""
-    return ModelReply(text, requests, usage, response.model_name or model, ending)
+    carry = None
+    if any(map(_has_more, response.parts)):
+        (stored,) = theirs.ModelMessagesTypeAdapter.dump_python([response], mode="json")
+        carry = {"origin": origin, "data": {"response": stored}}
+    return ModelReply(text, requests, usage, response.model_name or model, ending, carry)
 
 
 def _render_arguments(arguments: Any) -> str:
