@@ -7,11 +7,14 @@ streamed is accepted too.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dragoman.agents.models.chat import (
+    CARRY,
     CUT,
+    ContextTooLong,
     Message,
     ModelReply,
     ModelUnavailable,
@@ -22,12 +25,22 @@ from dragoman.agents.models.chat import (
     find_carried,
 )
 from dragoman.agents.models.failures import build_failure, find_error
-from dragoman.core.errors import BadReply, TimedOut, Unreachable
+from dragoman.agents.models.traits import (
+    adapt_body,
+    drop_members,
+    find_refused,
+    find_traits,
+)
+from dragoman.core.errors import BadReply, TargetFailed, TimedOut, Unreachable
 from dragoman.core.structs import Struct
 from dragoman.wire.http import HttpClient, HttpReply
 from dragoman.wire.json import decode_reply, encode
 from dragoman.wire.sse import EventTooLong, SseParser, split_pieces
 
+log = logging.getLogger(__name__)
+
+MAX_ADAPTED = 4
+"""How often a request is adapted to what its server refuses: one member after the other."""
 MAX_REPLY = 10 * 1024 * 1024
 MAX_ERROR = 64 * 1024
 MAX_TOOL_REQUESTS = 128
@@ -46,6 +59,8 @@ class OpenAiSettings(Struct, frozen=True, kw_only=True):
     """Seconds between two pieces of it."""
     extra: Mapping[str, Any] = {}
     """Further members of the request."""
+    omit: Sequence[str] = ()
+    """Members that are left out of it."""
 
 
 class OpenAiModel:
@@ -60,6 +75,9 @@ class OpenAiModel:
         self._url = f"{settings.base_url.rstrip('/')}{self.path}"
         self.origin = f"{self._url} {settings.model}"
         """What its answers carry is sent to the same address and model only."""
+        self._traits = find_traits(settings.base_url)
+        self._refused: frozenset[str] = frozenset()
+        """Optional members that the server has refused."""
         self._headers = {"content-type": "application/json", "accept": "text/event-stream"}
         if settings.api_key:
             self._headers["authorization"] = f"Bearer {settings.api_key}"
@@ -71,16 +89,7 @@ class OpenAiModel:
         on_text: TakeText,
         schema: Mapping[str, Any] | None = None,
     ) -> ModelReply:
-        body = self._build_request(messages, tools, schema)
-        timeout = self.settings.timeout
-        try:
-            reply = await self._http.request(
-                "POST", self._url, self._headers, encode(body), timeout=timeout
-            )
-        except (Unreachable, TimedOut) as error:
-            raise ModelUnavailable(f'the model "{self.name}" cannot be reached: {error}') from error
-        if reply.status != 200:
-            raise await self._build_error(reply)
+        reply = await self._send_until_accepted(messages, tools, schema)
         answer = self._open_answer(on_text, (self.settings.api_key, *reply.secrets))
         try:
             if "event-stream" in reply.headers.get("content-type", ""):
@@ -95,6 +104,48 @@ class OpenAiModel:
             reply.body.close()
         return answer.build()
 
+    async def _send_until_accepted(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[OfferedTool],
+        schema: Mapping[str, Any] | None,
+    ) -> HttpReply:
+        """Sends the request, and once more without the optional members that an error names, which
+        the server is not sent again if that helped, or without what messages carry if the error is
+        about that."""
+        left_out: frozenset[str] = frozenset()
+        for _ in range(MAX_ADAPTED):
+            body = self._build_request(messages, tools, schema)
+            body = adapt_body(body, self._traits.omitted | self._refused | left_out)
+            reply = await self._send(body)
+            if reply.status == 200:
+                self._refused |= left_out
+                return reply
+            text = await self._read_error(reply)
+            error = self._build_error(reply, text)
+            if reply.status not in (400, 422) or isinstance(error, ContextTooLong):
+                raise error
+            if refused := find_refused(body, text):
+                log.warning(
+                    'the model "%s" is asked without %s, which its server refuses: %s',
+                    self.name, ", ".join(sorted(refused)), error,
+                )  # fmt: skip
+                left_out |= refused
+            elif is_about_carried(messages, self.origin, text):
+                messages = [drop_carried(one) for one in messages]
+            else:
+                raise error
+        raise error
+
+    async def _send(self, body: Mapping[str, Any]) -> HttpReply:
+        timeout = self.settings.timeout
+        try:
+            return await self._http.request(
+                "POST", self._url, self._headers, encode(body), timeout=timeout
+            )
+        except (Unreachable, TimedOut) as error:
+            raise ModelUnavailable(f'the model "{self.name}" cannot be reached: {error}') from error
+
     def _open_answer(self, on_text: TakeText, secrets: tuple[str, ...]) -> ChatAnswer:
         return ChatAnswer(self.name, on_text, secrets, self.origin)
 
@@ -106,16 +157,16 @@ class OpenAiModel:
     ) -> dict[str, Any]:
         settings = self.settings
         body: dict[str, Any] = {
+            "stream_options": {"include_usage": True},
             **settings.extra,
             "model": settings.model,
             "messages": [build_message(one, self.origin) for one in messages],
             "stream": True,
-            "stream_options": {"include_usage": True},
         }
         if settings.temperature is not None:
             body["temperature"] = settings.temperature
         if settings.max_tokens is not None:
-            body["max_tokens"] = settings.max_tokens
+            body[self._traits.max_tokens] = settings.max_tokens
         if tools:
             body["tools"] = [
                 {
@@ -131,7 +182,7 @@ class OpenAiModel:
         if schema is not None:
             named = {"name": "answer", "schema": schema}
             body["response_format"] = {"type": "json_schema", "json_schema": named}
-        return body
+        return drop_members(body, settings.omit)
 
     async def _read_stream(self, reply: HttpReply, answer: ChatAnswer) -> None:
         parser, size = SseParser(), 0
@@ -154,13 +205,15 @@ class OpenAiModel:
         if not answer.is_complete:
             raise Unreachable("the stream ended before the answer was complete", sent=True)
 
-    async def _build_error(self, reply: HttpReply) -> Exception:
+    async def _read_error(self, reply: HttpReply) -> str:
         try:
-            text = (await reply.body.read(MAX_ERROR)).decode("utf-8", "replace")
+            return (await reply.body.read(MAX_ERROR)).decode("utf-8", "replace")
         except (BadReply, TimedOut, Unreachable):
-            text = ""
+            return ""
         finally:
             reply.body.close()
+
+    def _build_error(self, reply: HttpReply, text: str) -> TargetFailed:
         retry_after = _parse_retry_after(reply.headers.get("retry-after", ""))
         words = find_error(text, self.settings.api_key, *reply.secrets)
         return build_failure(self.name, reply.status, words, retry_after)
@@ -169,24 +222,60 @@ class OpenAiModel:
         return ModelUnavailable(f'the model "{self.name}" sent an invalid answer: {why[:300]}')
 
 
+def drop_carried(message: Message) -> Message:
+    return {name: value for name, value in message.items() if name != CARRY}
+
+
+def is_about_carried(messages: Sequence[Message], origin: str, error: str) -> bool:
+    """Whether an error names something that answers have carried: a model that does not take its
+    reasoning back, or a server whose keys have changed."""
+    for message in messages:
+        carried = find_carried(message, origin)
+        names = {*(carried.get("message") or ())}
+        for extra in carried.get("tool_calls") or ():
+            names |= {*extra}
+        if "items" in carried:
+            names |= {"encrypted content", "encrypted_content"}
+        if any(name in error.lower() for name in names):
+            return True
+    return False
+
+
 _OWN_MEMBERS = frozenset(
     ("role", "content", "tool_calls", "tool_call_id", "id", "type", "function")
 )
 
 
 def build_message(message: Message, origin: str) -> dict[str, Any]:
-    """Builds a message as servers take it, with what it carries for this model."""
+    """Builds a message as servers take it: with what it carries for this model, with arguments that
+    are JSON, and never without content."""
     made = {name: value for name, value in message.items() if name in _OWN_MEMBERS}
     carried = find_carried(message, origin)
     made.update(carried.get("message") or {})
     calls = message.get("tool_calls")
     if not calls:
+        if made.get("content") is None:
+            made["content"] = ""
         return made
     extras = carried.get("tool_calls") or ()
     made["tool_calls"] = [
-        {**(extras[place] if place < len(extras) else {}), **one} for place, one in enumerate(calls)
+        {
+            **(extras[place] if place < len(extras) else {}),
+            **one,
+            "function": {**one["function"], "arguments": mend_arguments(one["function"])},
+        }
+        for place, one in enumerate(calls)
     ]
     return made
+
+
+def mend_arguments(function: Mapping[str, Any]) -> str:
+    """Returns the arguments of an earlier call as JSON: a model may have written something else,
+    which some servers do not take back."""
+    text = str(function.get("arguments") or "")
+    if _is_object(text):
+        return text
+    return encode({"malformed": text} if text.strip() else {}).decode()
 
 
 class _Request:

@@ -9,7 +9,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dragoman.agents.models.chat import Message, ModelUsage, OfferedTool, TakeText, find_carried
-from dragoman.agents.models.openai import ChatAnswer, OpenAiModel, list_objects, read_count
+from dragoman.agents.models.openai import (
+    ChatAnswer,
+    OpenAiModel,
+    list_objects,
+    mend_arguments,
+    read_count,
+)
+from dragoman.agents.models.traits import drop_members
 from dragoman.core.errors import BadReply
 from dragoman.wire.json import decode_reply
 
@@ -57,7 +64,7 @@ class ResponsesModel(OpenAiModel):
             ]
         if schema is not None:
             body["text"] = {"format": {"type": "json_schema", "name": "answer", "schema": schema}}
-        return body
+        return drop_members(body, settings.omit)
 
     def _list_items(self, message: Message) -> list[dict[str, Any]]:
         items = find_carried(message, self.origin).get("items")
@@ -76,7 +83,9 @@ def _restore_items(
         return None
     left = iter(ids)
     return [
-        {**one, "call_id": next(left)} if one.get("type") == "function_call" else {**one}
+        {**one, "call_id": next(left), "arguments": mend_arguments(one)}
+        if one.get("type") == "function_call"
+        else {**one}
         for one in items
     ]
 
@@ -92,7 +101,8 @@ def build_items(message: Message) -> list[dict[str, Any]]:
         parts = content if isinstance(content, str) else [_build_part(one) for one in content]
         items.append({"role": role, "content": parts})
     for call in message.get("tool_calls") or ():
-        items.append({"type": "function_call", "call_id": call["id"], **call["function"]})
+        function = {**call["function"], "arguments": mend_arguments(call["function"])}
+        items.append({"type": "function_call", "call_id": call["id"], **function})
     return items
 
 
