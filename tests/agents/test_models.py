@@ -6,7 +6,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
@@ -364,6 +367,55 @@ async def test_error_says_whether_another_try_may_help(
     assert said in str(raised.value) and "sk-secret" not in str(raised.value)
     if isinstance(raised.value, ModelUnavailable) and "slow down" in said:
         assert raised.value.retry_after == 7
+
+
+DATES = {"date": "Wed, 18 Nov 2026 10:00:00 GMT", "retry-after": "Wed, 18 Nov 2026 10:00:04 GMT"}
+RETRY_INFO = {
+    "error": {
+        "code": 429,
+        "message": "Quota exceeded",
+        "details": [
+            {"@type": "type.googleapis.com/google.rpc.QuotaFailure"},
+            {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "2.5s"},
+        ],
+    }
+}
+
+
+@pytest.mark.parametrize(
+    ("reply", "pause"),
+    [
+        (whole({"error": "slow"}, 429, **{"retry-after": "7"}), 7),
+        (whole({"error": "slow"}, 429, **{"retry-after": " 0.5 "}), 0.5),
+        (whole({"error": "slow"}, 503, **{"retry-after-ms": "2500", "retry-after": "3"}), 2.5),
+        (whole({"error": "slow"}, 429, **DATES), 4),
+        (whole({"error": "slow"}, 429, **{**DATES, "retry-after": "Wed Nov 18 10:00:04 2026"}), 4),
+        (whole({"error": "slow"}, 429, **{"retry-after": "Wed, 18 Nov 1998 10:00:04 GMT"}), 0),
+        (whole([RETRY_INFO], 429), 2.5),
+        (whole(RETRY_INFO, 429, **{"retry-after": "soon"}), 2.5),
+        (stream(RETRY_INFO, "[DONE]"), 2.5),
+        (whole({"error": "slow"}, 429, **{"retry-after": "nan"}), None),
+        (whole({"error": {"code": "insufficient_quota", "message": "x"}}, 429), math.inf),
+        (whole({"error": {"code": "rate_limit_exceeded", "message": "x"}}, 429), None),
+    ],
+)  # fmt: skip
+async def test_pause_that_a_server_asks_for_is_found(reply: HttpReply, pause: float | None) -> None:
+    with pytest.raises(ModelUnavailable) as raised:
+        await ask(reply)
+    assert raised.value.retry_after == pause
+
+
+async def test_pause_until_a_date_is_counted_from_now_if_the_server_has_no_clock() -> None:
+    then = format_datetime(datetime.now(UTC) + timedelta(seconds=100), usegmt=True)
+    with pytest.raises(ModelUnavailable) as raised:
+        await ask(whole({"error": "slow"}, 429, **{"retry-after": then}))
+    assert 60 < (raised.value.retry_after or 0) <= 100
+
+
+async def test_model_without_quota_is_not_tried_again() -> None:
+    first = Scripted(ModelUnavailable("no quota", math.inf))
+    rig = LoopRig(first, Scripted(ModelReply("hi")))
+    assert (await rig.run()).text == "hi" and not rig.pauses and not first.answers
 
 
 async def test_answer_is_bounded() -> None:

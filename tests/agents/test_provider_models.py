@@ -138,6 +138,11 @@ async def test_tool_calls_and_the_conversation_are_translated(rig: Rig) -> None:
           "headers": {"retry-after": "7"}}, ModelUnavailable, "slow down", 7),
         ({"status": 529, "body": {"type": "error", "error": {"type": "overloaded_error",
           "message": "Overloaded"}}}, ModelUnavailable, "Overloaded", None),
+        ({"status": 429, "body": {"error": {"message": "slow down", "details": [
+            {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "3s"}]}}},
+         ModelUnavailable, "slow down", 3),
+        ({"status": 429, "body": {"error": {"message": "slow down"}},
+          "headers": {"retry-after-ms": "1500"}}, ModelUnavailable, "slow down", 1.5),
         ({"status": 500, "body": "<html>"}, ModelUnavailable, "html", None),
         ({"status": 400, "body": {"type": "error", "error": {"type": "invalid_request_error",
           "message": "prompt is too long: 9 tokens > 8 maximum"}}}, ContextTooLong, "too long",
@@ -151,7 +156,8 @@ async def test_tool_calls_and_the_conversation_are_translated(rig: Rig) -> None:
          ModelUnavailable, "Overloaded", None),
         ({"raw": b""}, ModelUnavailable, "", None),
     ],
-    ids=["429", "529", "500", "too-long", "401", "dropped", "garbage", "error-event", "empty"],
+    ids=["429", "retry-info", "ms", "529", "500", "too-long", "401", "dropped",
+         "garbage", "error-event", "empty"],
 )  # fmt: skip
 async def test_error_says_whether_another_try_may_help(
     rig: Rig, answer: Answer, kind: type[Exception], said: str, retry_after: float | None

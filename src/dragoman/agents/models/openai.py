@@ -24,7 +24,7 @@ from dragoman.agents.models.chat import (
     ToolRequest,
     find_carried,
 )
-from dragoman.agents.models.failures import build_failure, find_error
+from dragoman.agents.models.failures import build_failure, find_error, find_pause
 from dragoman.agents.models.traits import (
     adapt_body,
     drop_members,
@@ -214,9 +214,8 @@ class OpenAiModel:
             reply.body.close()
 
     def _build_error(self, reply: HttpReply, text: str) -> TargetFailed:
-        retry_after = _parse_retry_after(reply.headers.get("retry-after", ""))
         words = find_error(text, self.settings.api_key, *reply.secrets)
-        return build_failure(self.name, reply.status, words, retry_after)
+        return build_failure(self.name, reply.status, words, find_pause(reply.headers, text))
 
     def _build_malformed(self, why: str) -> ModelUnavailable:
         return ModelUnavailable(f'the model "{self.name}" sent an invalid answer: {why[:300]}')
@@ -368,10 +367,11 @@ class ChatAnswer:
 
     def _build_error(self, error: Any) -> Exception:
         """Builds the error that comes with a status of 200: some have the status as a code."""
-        words = find_error(encode({"error": error}).decode(), *self._secrets)
+        text = encode({"error": error}).decode()
+        words = find_error(text, *self._secrets)
         code = str(error.get("code")) if isinstance(error, dict) else ""
         status = int(code) if code.isascii() and code.isdigit() and len(code) == 3 else 500
-        return build_failure(self._name, status, words)
+        return build_failure(self._name, status, words, find_pause({}, text))
 
     def _take_choice(self, choice: Mapping[str, Any], delta: Any) -> None:
         if isinstance(delta, dict):
@@ -482,10 +482,3 @@ def read_count(value: Any) -> int:
 def _read_cost(value: Any) -> float:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if is_number and 0 <= value < 1e9 else 0.0
-
-
-def _parse_retry_after(text: str) -> float | None:
-    try:
-        return max(0.0, float(text))
-    except ValueError:
-        return None

@@ -36,7 +36,7 @@ from dragoman.agents.models.chat import (
     ToolRequest,
     find_carried,
 )
-from dragoman.agents.models.failures import build_failure, find_error
+from dragoman.agents.models.failures import build_failure, find_error, find_pause
 from dragoman.agents.models.openai import MAX_REPLY, MAX_TOOL_REQUESTS
 from dragoman.agents.models.provider import ProviderSettings
 from dragoman.core.errors import HubError, TargetFailed, TimedOut, Unreachable, WorkFailed
@@ -148,19 +148,27 @@ class PydanticAiModel:
             while cause is not None and not isinstance(cause, HubError):
                 cause = cause.__cause__
             words = self._describe("is unavailable", cause or error)
-            return ModelUnavailable(words, error.retry_after)
+            return ModelUnavailable(words, _find_pause(error))
         if isinstance(error, exceptions.ModelHTTPError):
             words = self._find_words(error)
-            return build_failure(self.name, error.status_code, words, error.retry_after)
+            return build_failure(self.name, error.status_code, words, _find_pause(error))
         return ModelUnavailable(self._describe("sent an invalid answer", error))
 
     def _describe(self, what: str, error: BaseException) -> str:
         return f'the model "{self.name}" {what}: {self._find_words(error)}'
 
     def _find_words(self, error: BaseException) -> str:
-        body = getattr(error, "body", None)
-        text = json.dumps(body) if isinstance(body, dict) else str(body or error)
-        return find_error(text, self.settings.api_key)
+        return find_error(_render_error(error), self.settings.api_key)
+
+
+def _render_error(error: BaseException) -> str:
+    body = getattr(error, "body", None)
+    return json.dumps(body) if isinstance(body, dict | list) else str(body or error)
+
+
+def _find_pause(error: exceptions.ModelAPIError) -> float | None:
+    """The library knows the headers, and not what Google says in the body."""
+    return find_pause({}, _render_error(error)) if error.retry_after is None else error.retry_after
 
 
 # --- requests -------------------------------------------------------------------------------------
