@@ -155,6 +155,30 @@ async def test_fragments_of_tool_calls_are_put_together() -> None:
     ]
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 100])
+@pytest.mark.parametrize(
+    ("written", "text"),
+    [
+        ("<think>Two and two </thin is</think>\n\n4", "4"),
+        (" \n<think>\n\n</think>\n\nFour < 5 </think>", "Four < 5 </think>"),
+        ("<think>never ends", ""),
+        ("<think>no answer</think> \n", ""),
+        ("<thinker> is a word", "<thinker> is a word"),
+        ("Use <think>this</think>", "Use <think>this</think>"),
+        (" <thin", " <thin"),
+        ("<", "<"),
+        ("", ""),
+    ],
+)
+async def test_thoughts_at_the_beginning_are_not_text(size: int, written: str, text: str) -> None:
+    pieces = [delta(written[at : at + size]) for at in range(0, len(written), size)]
+    reply, texts, _ = await ask(stream(*pieces, delta(finish="stop"), "[DONE]"))
+    assert (reply.text, "".join(texts)) == (text, text)
+    called = delta(tool_calls=[{"index": 0, "id": "c", "function": {"name": "get_weather"}}])
+    reply, _, _ = await ask(stream(*pieces, called, delta(finish="tool_calls"), "[DONE]"))
+    assert reply.text == text and len(reply.tool_requests) == 1
+
+
 FORMS: dict[str, Any] = {
     "openai": {
         "id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": "gpt-4o",

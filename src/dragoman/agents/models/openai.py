@@ -314,6 +314,7 @@ class ChatAnswer:
         """`secrets` are removed from errors."""
         self._secrets = secrets
         self._origin = origin
+        self._thoughts = ThoughtFilter()
         self._carried: dict[str, Any] = {}
         """Members of the message that the server wants back."""
         self.is_done = False
@@ -381,12 +382,13 @@ class ChatAnswer:
             raise BadReply("it ended with an error, and gave no reason")
 
     def _take_delta(self, delta: Mapping[str, Any]) -> None:
-        for text in (delta.get("content"), delta.get("refusal")):
-            if isinstance(text, list):  # content parts
-                text = "".join(str(one.get("text") or "") for one in list_objects(text))
-            if isinstance(text, str) and text:
-                self._text.append(text)
-                self._on_text(text)
+        text = delta.get("content")
+        if isinstance(text, list):  # content parts
+            text = "".join(str(one.get("text") or "") for one in list_objects(text))
+        if isinstance(text, str):
+            self._take_text(self._thoughts.feed(text))
+        if isinstance(refusal := delta.get("refusal"), str):
+            self._take_text(refusal)
         self._take_reasoning(delta)
         for place, piece in enumerate(list_objects(delta.get("tool_calls"))):
             index = piece.get("index")
@@ -408,6 +410,11 @@ class ChatAnswer:
         more = {name: one for name, one in piece.items() if name not in _PIECE_MEMBERS}
         request.extra.update({name: one for name, one in more.items() if one is not None})
 
+    def _take_text(self, text: str) -> None:
+        if text:
+            self._text.append(text)
+            self._on_text(text)
+
     def _take_reasoning(self, delta: Mapping[str, Any]) -> None:
         thought = delta.get("reasoning_content")
         if isinstance(thought, str):
@@ -425,6 +432,7 @@ class ChatAnswer:
                 id = one.id if one.id and one.id not in made else f"{one.id or 'call'}_{number}"
                 made[id] = ToolRequest(id, one.name, one.arguments)
                 extras.append(one.extra)
+        self._take_text(self._thoughts.finish())
         text, ending = "".join(self._text), CUT if self._finish == "length" else ""
         data = self._build_carried(extras)
         carry = {"origin": self._origin, "data": data} if data else None
@@ -462,6 +470,44 @@ def _is_same_block(known: Mapping[str, Any], piece: Mapping[str, Any]) -> bool:
     if known.get("id") and piece.get("id") and known["id"] != piece["id"]:
         return False
     return all(known.get(name) == piece.get(name) for name in ("type", "index"))
+
+
+class ThoughtFilter:
+    """Removes the thoughts that models write at the beginning of an answer if their server does not
+    tell thoughts from text."""
+
+    _OPEN, _CLOSE = "<think>", "</think>"
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._is_inside = False
+        self._is_over = False
+        """Whether everything that follows is the answer."""
+
+    def feed(self, text: str) -> str:
+        """Returns what is known to belong to the answer."""
+        if self._is_over:
+            return text
+        self._held += text
+        if not self._is_inside:
+            begun = self._held.lstrip()
+            if not begun.startswith(self._OPEN):
+                return "" if self._OPEN.startswith(begun) else self._end(self._held)
+            self._is_inside, self._held = True, begun[len(self._OPEN) :]
+        _, closed, rest = self._held.partition(self._CLOSE)
+        if rest := rest.lstrip():
+            return self._end(rest)
+        # The rest of the thoughts is not kept; white space may follow them.
+        self._held = self._CLOSE if closed else self._held[-len(self._CLOSE) :]
+        return ""
+
+    def finish(self) -> str:
+        """Returns what was held back, at the end of the answer."""
+        return "" if self._is_inside or self._is_over else self._end(self._held)
+
+    def _end(self, text: str) -> str:
+        self._is_over, self._held = True, ""
+        return text
 
 
 def _is_object(arguments: str) -> bool:
