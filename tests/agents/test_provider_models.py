@@ -20,6 +20,7 @@ from dragoman.agents.manifest import parse_manifest
 from dragoman.agents.model_factory import build_models
 from dragoman.agents.models.chat import (
     CUT,
+    REFUSED,
     ChatModel,
     ContextTooLong,
     Message,
@@ -99,6 +100,7 @@ async def test_text_is_streamed_with_usage(rig: Rig) -> None:
     assert sent["tools"][0]["input_schema"]["required"] == ["city"]
     assert KEY in str(rig.server.headers[-1])
     assert (await rig.ask(say("cut", finish="max_tokens"))).ending == CUT
+    assert (await rig.ask(say("no", finish="refusal"))).ending == REFUSED
 
 
 async def test_tool_calls_and_the_conversation_are_translated(rig: Rig) -> None:

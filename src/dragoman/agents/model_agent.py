@@ -25,7 +25,7 @@ from dragoman.agents.kept_conversations import (
 )
 from dragoman.agents.manifest import Manifest
 from dragoman.agents.model_loop import LoopLimits, LoopState, LoopUsage, ModelLoop
-from dragoman.agents.models.chat import ChatModel, Message, ModelReply, OfferedTool, TakeText
+from dragoman.agents.models.chat import CUT, ChatModel, Message, ModelReply, OfferedTool, TakeText
 from dragoman.agents.skills.skill_book import LoadedPrompt, SkillPrompt
 from dragoman.core.agent_tool import MESSAGE, SCHEMA, blocks_from_arguments, build_agent_tool
 from dragoman.core.call import (
@@ -71,6 +71,9 @@ RESPONSE = "response"
 """The id of the artifact with an agent's answer."""
 OUTPUT_SCHEMA = "dragoman.hub/output-schema"
 """In the `_meta` of a request or the metadata of a message: a JSON Schema of the answer."""
+ENDING_META = "dragoman.hub/ending"
+"""In the `_meta` of a result: how an answer ends that is not whole."""
+CUT_NOTE = "\n\n[The answer is cut here: the model reached its limit of tokens (model.max_tokens).]"
 FLUSH_CHARS = 80
 """Characters of an answer that are sent together, so that a stream has fewer pieces."""
 SKILL_TOOL = "load_skill"
@@ -248,6 +251,9 @@ class ModelAgent:
             result = Result(questions=outcome, handle=self._suspend(call, context, state))
             self._conversations.keep(call, Conversation(context), context)
             return result
+        if outcome.ending == CUT and state.schema is None:
+            outcome = replace(outcome, text=outcome.text + CUT_NOTE)
+            stream.write(CUT_NOTE)
         stream.flush()
         result = _build_result(outcome, state, self.name)
         self._kept.append(call, context, kept, state.messages[state.begun :])
@@ -440,9 +446,9 @@ class _TextStream:
     def begin(self) -> TakeText:
         """Begins another text, which replaces the last one."""
         self._begun, self._pending = False, ""
-        return self._write
+        return self.write
 
-    def _write(self, text: str) -> None:
+    def write(self, text: str) -> None:
         if self._updates is discard_update:
             return
         if not self._pending and not self._begun:
@@ -593,9 +599,12 @@ def _build_result(reply: ModelReply, state: LoopState, agent: str) -> Result:
         try:
             structured = decode_reply(text.encode())
         except ValueError as error:
-            raise WorkFailed(f'agent "{agent}" did not answer in JSON: {error}') from None
+            why = "it reached its limit of tokens (model.max_tokens)" if reply.ending else error
+            raise WorkFailed(f'agent "{agent}" did not answer in JSON: {why}') from None
     block = {"type": "text", "text": text}
     return Result(
+        ending=reply.ending,
+        extra={"_meta": {ENDING_META: reply.ending}} if reply.ending else {},
         content=[block],
         structured=structured,
         artifacts=[Artifact(id=RESPONSE, name=RESPONSE, content=[block])],

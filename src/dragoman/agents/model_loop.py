@@ -16,6 +16,9 @@ import msgspec
 
 from dragoman.agents.models.chat import (
     CARRY,
+    CUT,
+    FILTERED,
+    REFUSED,
     ChatModel,
     ClientNeeded,
     ContextTooLong,
@@ -29,7 +32,14 @@ from dragoman.agents.models.chat import (
 from dragoman.agents.models.client import ClientModel
 from dragoman.core.backoff import Backoff
 from dragoman.core.call import ABSENT, Question, Result
-from dragoman.core.errors import HubError, WorkFailed
+from dragoman.core.errors import (
+    AnswerFiltered,
+    AnswerRefused,
+    EmptyAnswer,
+    HubError,
+    TargetFailed,
+    WorkFailed,
+)
 from dragoman.core.logins import render_problem
 from dragoman.core.structs import Struct, replace
 from dragoman.wire.json import decode_reply
@@ -43,6 +53,8 @@ _BACKOFF = Backoff(first=0.5, longest=MAX_PAUSE, jitter=0.5)
 CHARS_PER_TOKEN = 4
 SHORTENED = 400
 """Characters that are left of an old tool result."""
+MAX_REFUSAL = 300
+"""Characters of a refusal in its error."""
 RECENT = 6
 """Messages at the end that are never shortened."""
 MODEL = "model"
@@ -176,6 +188,7 @@ class ModelLoop:
     async def _take_reply(self, state: LoopState, reply: ModelReply, call_tool: CallTool) -> bool:
         """Adds the model's message and calls the tools it asks for; True if it is the answer."""
         state.usage.add(reply)
+        _check_ending(reply)
         reply = replace(reply, tool_requests=_make_unique(reply.tool_requests))
         state.messages.append(_build_message(reply))
         if not reply.tool_requests:
@@ -186,24 +199,28 @@ class ModelLoop:
     # --- the model --------------------------------------------------------------------------------
 
     async def _ask(self, state: LoopState, begin_text: BeginText) -> ModelReply:
-        problems: list[str] = []
+        problems: list[TargetFailed] = []
         for model in self._models:
             try:
                 return await self._ask_one(model, state, begin_text)
-            except ModelUnavailable as error:
-                problems.append(str(error))
+            except (ModelUnavailable, EmptyAnswer) as error:
+                problems.append(error)
                 log.warning('agent "%s": %s', self._name, error)
-        raise WorkFailed(f'agent "{self._name}" has no model that answers: {"; ".join(problems)}')
+        is_empty = all(isinstance(one, EmptyAnswer) for one in problems)
+        kind = EmptyAnswer if is_empty and problems else WorkFailed
+        raise kind(
+            f'agent "{self._name}" has no model that answers: {"; ".join(map(str, problems))}'
+        )
 
     async def _ask_one(
         self, model: ChatModel, state: LoopState, begin_text: BeginText
     ) -> ModelReply:
         budget = self._limits.context_tokens
-        tries = 0
+        tries, is_asked_again = 0, False
         while True:
             messages = [*self._build_instructions(), *compact(state.messages, budget)]
             try:
-                return await model.complete(messages, state.tools, begin_text(), state.schema)
+                reply = await model.complete(messages, state.tools, begin_text(), state.schema)
             except ClientNeeded:
                 assert isinstance(model, ClientModel)
                 state.client_model = model
@@ -220,6 +237,13 @@ class ModelLoop:
                 if pause is not None and pause > MAX_PAUSE:
                     raise
                 await self._sleep(_BACKOFF.delay(tries) if pause is None else pause)
+            else:
+                if not _is_empty(reply):
+                    return reply
+                state.usage.add(reply)
+                if is_asked_again or reply.ending == CUT:
+                    raise _build_empty(reply)
+                is_asked_again = True
 
     def _build_instructions(self) -> list[Message]:
         text = self._instructions
@@ -303,6 +327,30 @@ def _make_unique(requests: Sequence[ToolRequest]) -> list[ToolRequest]:
         seen.add(id)
         found.append(replace(request, id=id))
     return found
+
+
+def _is_empty(reply: ModelReply) -> bool:
+    return not (reply.text.strip() or reply.tool_requests or reply.ending in (REFUSED, FILTERED))
+
+
+def _build_empty(reply: ModelReply) -> EmptyAnswer:
+    what = "answered with nothing"
+    if reply.ending == CUT:
+        what = "used its limit of tokens (model.max_tokens) up before it gave an answer"
+    return EmptyAnswer(f'the model "{reply.model}" {what}')
+
+
+def _check_ending(reply: ModelReply) -> None:
+    """Raises the error of an answer that the model or its provider did not give."""
+    words = " ".join(reply.text.split())[:MAX_REFUSAL]
+    if reply.ending == REFUSED:
+        raise AnswerRefused(f'the model "{reply.model}" refused to answer: {words or "no reason"}')
+    if reply.ending == FILTERED:
+        raise AnswerFiltered(
+            f'a content filter of the provider of the model "{reply.model}" stopped the answer'
+        )
+    if _is_empty(reply):
+        raise _build_empty(reply)
 
 
 def _build_message(reply: ModelReply) -> Message:

@@ -17,8 +17,9 @@ Message = Mapping[str, Any]
 CARRY = "carry"
 """In an answer: what its server wants back unchanged with the next request, and no other server
 understands: `{"origin": …, "data": …}`."""
-CUT = "cut"
-"""How an answer ends that reached a limit of tokens."""
+CUT, REFUSED, FILTERED = "cut", "refused", "filtered"
+"""How answers end that are not whole: at a limit of tokens, by a refusal of the model, or by a
+content filter of its provider."""
 
 
 def find_carried(message: Message, origin: str) -> Mapping[str, Any]:
@@ -55,7 +56,7 @@ class ModelReply(Struct, frozen=True):
     model: str = ""
     """The model that answered."""
     ending: str = ""
-    """`CUT`; empty for a whole answer."""
+    """`CUT`, `REFUSED` or `FILTERED`; empty for a whole answer."""
     carry: Mapping[str, Any] | None = None
     """The `CARRY` of its message."""
 

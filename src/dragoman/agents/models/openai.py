@@ -14,6 +14,8 @@ from typing import Any
 from dragoman.agents.models.chat import (
     CARRY,
     CUT,
+    FILTERED,
+    REFUSED,
     ContextTooLong,
     Message,
     ModelReply,
@@ -315,6 +317,7 @@ class ChatAnswer:
         self._secrets = secrets
         self._origin = origin
         self._thoughts = ThoughtFilter()
+        self._is_refused = False
         self._carried: dict[str, Any] = {}
         """Members of the message that the server wants back."""
         self.is_done = False
@@ -387,7 +390,8 @@ class ChatAnswer:
             text = "".join(str(one.get("text") or "") for one in list_objects(text))
         if isinstance(text, str):
             self._take_text(self._thoughts.feed(text))
-        if isinstance(refusal := delta.get("refusal"), str):
+        if isinstance(refusal := delta.get("refusal"), str) and refusal:
+            self._is_refused = True
             self._take_text(refusal)
         self._take_reasoning(delta)
         for place, piece in enumerate(list_objects(delta.get("tool_calls"))):
@@ -433,10 +437,18 @@ class ChatAnswer:
                 made[id] = ToolRequest(id, one.name, one.arguments)
                 extras.append(one.extra)
         self._take_text(self._thoughts.finish())
-        text, ending = "".join(self._text), CUT if self._finish == "length" else ""
+        text, ending = "".join(self._text), self._find_ending()
         data = self._build_carried(extras)
         carry = {"origin": self._origin, "data": data} if data else None
         return ModelReply(text, list(made.values()), self._usage, self._model, ending, carry)
+
+    def _find_ending(self) -> str:
+        finish = self._finish.lower()
+        if finish.startswith(_FILTERED):
+            return FILTERED
+        if self._is_refused or finish == "refusal":
+            return REFUSED
+        return CUT if finish in ("length", "max_tokens") else ""
 
     def _build_carried(self, extras: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         data: dict[str, Any] = {}
@@ -470,6 +482,10 @@ def _is_same_block(known: Mapping[str, Any], piece: Mapping[str, Any]) -> bool:
     if known.get("id") and piece.get("id") and known["id"] != piece["id"]:
         return False
     return all(known.get(name) == piece.get(name) for name in ("type", "index"))
+
+
+_FILTERED = ("content_filter", "safety", "recitation", "prohibited_content", "blocklist")
+"""Reasons to finish, in lower case; the others are Google's."""
 
 
 class ThoughtFilter:

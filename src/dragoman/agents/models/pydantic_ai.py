@@ -26,6 +26,8 @@ from pydantic_ai.tools import ToolDefinition
 
 from dragoman.agents.models.chat import (
     CUT,
+    FILTERED,
+    REFUSED,
     ContextTooLong,
     Message,
     ModelReply,
@@ -39,7 +41,14 @@ from dragoman.agents.models.chat import (
 from dragoman.agents.models.failures import build_failure, find_error, find_pause
 from dragoman.agents.models.openai import MAX_REPLY, MAX_TOOL_REQUESTS
 from dragoman.agents.models.provider import ProviderSettings
-from dragoman.core.errors import HubError, TargetFailed, TimedOut, Unreachable, WorkFailed
+from dragoman.core.errors import (
+    AnswerFiltered,
+    HubError,
+    TargetFailed,
+    TimedOut,
+    Unreachable,
+    WorkFailed,
+)
 from dragoman.wire.http import Body, HttpClient
 
 _RETRYING = frozenset({"anthropic"})
@@ -132,7 +141,7 @@ class PydanticAiModel:
         except exceptions.ModelAPIError as error:
             raise self._translate(error) from error
         except exceptions.ContentFilterError as error:
-            raise WorkFailed(self._describe("refused to answer", error)) from error
+            raise AnswerFiltered(self._describe("was stopped by a filter", error)) from error
         except (exceptions.UnexpectedModelBehavior, ValueError, KeyError) as error:
             raise ModelUnavailable(self._describe("sent an invalid answer", error)) from error
         except exceptions.UserError as error:
@@ -311,12 +320,21 @@ def _build_reply(response: theirs.ModelResponse, model: str, origin: str) -> Mod
     if not text and not requests and response.state != "complete":
         raise exceptions.UnexpectedModelBehavior("the answer is empty")
     usage = ModelUsage(response.usage.input_tokens, response.usage.output_tokens)
-    ending = CUT if response.finish_reason == "length" else ""
+    ending = _find_ending(response)
+    if ending == REFUSED and not text:
+        text = str((response.provider_details or {}).get("refusal") or "")
     carry = None
     if any(map(_has_more, response.parts)):
         (stored,) = theirs.ModelMessagesTypeAdapter.dump_python([response], mode="json")
         carry = {"origin": origin, "data": {"response": stored}}
     return ModelReply(text, requests, usage, response.model_name or model, ending, carry)
+
+
+def _find_ending(response: theirs.ModelResponse) -> str:
+    if response.finish_reason == "content_filter":
+        told = str((response.provider_details or {}).get("finish_reason"))
+        return REFUSED if told == "refusal" else FILTERED  # Anthropic's
+    return CUT if response.finish_reason == "length" else ""
 
 
 def _render_arguments(arguments: Any) -> str:

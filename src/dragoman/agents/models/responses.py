@@ -129,9 +129,12 @@ class ResponsesAnswer(ChatAnswer):
         if not isinstance(event, dict):
             raise ValueError("an event is not an object")
         kind = event.get("type")
-        if kind in ("response.output_text.delta", "response.refusal.delta"):
+        if kind == "response.output_text.delta":
             self._is_written = True
             self._take_delta({"content": event.get("delta")})
+        elif kind == "response.refusal.delta":
+            self._is_written = True
+            self._take_delta({"refusal": event.get("delta")})
         elif kind == "response.output_item.done" and isinstance(event.get("item"), dict):
             self._take_item(event["item"])
         elif kind == "error":
@@ -152,7 +155,7 @@ class ResponsesAnswer(ChatAnswer):
             self._take_piece(len(self._requests), {"id": item.get("call_id"), "function": item})
         elif item.get("type") == "message" and not self._is_written:
             for part in list_objects(item.get("content")):
-                self._take_delta({"content": part.get("text") or part.get("refusal")})
+                self._take_delta({"content": part.get("text"), "refusal": part.get("refusal")})
 
     def _build_carried(self, extras: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """The items, if they have more than the hub can rebuild. Reasoning that is not encrypted is
@@ -175,7 +178,11 @@ class ResponsesAnswer(ChatAnswer):
         if isinstance(usage := response.get("usage"), dict):
             read, written = usage.get("input_tokens"), usage.get("output_tokens")
             self._usage = ModelUsage(read_count(read), read_count(written))
-        self._finish = "length" if response.get("status") == "incomplete" else "stop"
+        self._finish = "stop"
+        if response.get("status") == "incomplete":
+            details = response.get("incomplete_details")
+            reason = details.get("reason") if isinstance(details, dict) else ""
+            self._finish = "content_filter" if reason == "content_filter" else "length"
         self.is_done = True
 
 

@@ -82,6 +82,7 @@ class ScriptModel:
             values = {"message": message, "result": result, "match": _find_match(found)}
             return _build_reply(step, values, tools, on_text)
         if is_result:  # no step for it: the result is the answer
+            result = result or "(the result is empty)"
             on_text(result)
             return ModelReply(result, usage=_count(message, result), model=self.name)
         raise WorkFailed(f"the script has no step for the message {message[:100]!r}")
