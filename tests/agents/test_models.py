@@ -26,10 +26,12 @@ from dragoman.agents.model_loop import (
     fit_conversation,
     measure_message,
     render_result,
+    weigh_message,
 )
 from dragoman.agents.models.chat import (
     CUT,
     REFUSED,
+    SHOWN,
     ContextTooLong,
     Message,
     ModelReply,
@@ -615,6 +617,95 @@ def test_compaction_keeps_requests_and_results_together() -> None:
     running = [*messages, {"role": "assistant", "content": None, "tool_calls": [call]},
                {"role": "tool", "tool_call_id": "c", "content": "r" * 9_000}]  # fmt: skip
     assert [one["role"] for one in compact(running, 10)][-2:] == ["assistant", "tool"]
+
+
+CALL = {"id": "c", "type": "function", "function": {"name": "t", "arguments": "{}"}}
+
+
+def build_exchange(question: Any, *results: str) -> list[Message]:
+    made: list[Message] = [{"role": "user", "content": question}]
+    for result in results:
+        made.append({"role": "assistant", "content": None, "tool_calls": [CALL]})
+        made.append({"role": "tool", "tool_call_id": "c", "content": result})
+    return made
+
+
+def picture(size: int) -> list[dict[str, Any]]:
+    url = {"url": "data:image/png;base64," + "x" * size}
+    return [{"type": "text", "text": "What is this?"}, {"type": "image_url", "image_url": url}]
+
+
+def test_picture_counts_as_a_picture_and_stays_with_its_question() -> None:
+    messages = build_exchange(picture(900_000), "a" * 1_000)
+    assert compact(messages, 5_000) == messages
+    assert compact(messages, 1_000)[0] == messages[0]
+    assert measure_message(messages[0]) > 900_000, "where it is stored, it is as large as it is"
+
+
+def test_compaction_removes_in_the_order_of_use() -> None:
+    old = build_exchange(picture(10), "o" * 8_000)
+    messages = [*old, {"role": "assistant", "content": "a cat"}]
+    messages += build_exchange("and now?", "1" * 8_000, "2" * 8_000)
+    seen: list[str] = []
+    for tokens in range(8_000, 200, -50):
+        kept = compact(messages, tokens)
+        assert {"role": "user", "content": "and now?"} in kept
+        text = json.dumps(kept)
+        gone = {
+            "picture": "data:image" not in text,
+            "old result": "o" * 8_000 not in text,
+            "old messages": "earlier messages were removed" in text,
+            "older result": "1" * 8_000 not in text,
+            "newest result": "2" * 8_000 not in text,
+            "older call": "tool calls for this question were removed" in text,
+        }
+        seen += [name for name, is_gone in gone.items() if is_gone and name not in seen]
+        if not gone["older call"]:
+            assert sum(map(weigh_message, kept)) <= tokens * 4 + 200
+    assert seen == ["picture", "old result", "old messages", "older result", "newest result",
+                    "older call"]  # fmt: skip
+
+
+def test_newest_results_share_what_is_left() -> None:
+    calls = [{**CALL, "id": f"c{number}"} for number in range(3)]
+    messages: list[Message] = [
+        {"role": "user", "content": "go"},
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        *({"role": "tool", "tool_call_id": one["id"], "content": text}
+          for one, text in zip(calls, ("a" * 100_000, "short", "c" * 50_000), strict=True)),
+    ]  # fmt: skip
+    kept = compact(messages, 5_000)
+    first, second, third = (len(one["content"]) for one in kept[2:])
+    assert second == 5 and 9_000 < first < 10_000 and abs(first - third) < 100
+    assert "characters were removed]" in kept[2]["content"]
+
+
+def test_pictures_that_the_hub_shows_are_no_question() -> None:
+    shown: Message = {"role": "user", "content": picture(10), SHOWN: True}
+    messages = [*build_exchange("look", "1" * 400), shown]
+    messages += build_exchange("look", "2" * 400)[1:]
+    kept = compact(messages, 700)
+    assert kept[0]["content"] == "look" and "data:image" not in json.dumps(kept)
+    assert fit_conversation(messages, 3, 10_000)[0]["content"] == "look"
+
+
+class SmallModel(Scripted):
+    """A model that can read 5,000 tokens."""
+
+    async def complete(self, messages: Sequence[Message], *args: Any) -> ModelReply:
+        if len(json.dumps(messages)) / 4 > 5_000:
+            raise ContextTooLong("maximum context length is 5000 tokens")
+        return await super().complete(messages, *args)
+
+
+@pytest.mark.parametrize("tokens", [5_000, 100_000])
+async def test_long_result_does_not_end_an_agent_with_a_small_context(tokens: int) -> None:
+    model = SmallModel(*[use("get_weather")] * 6, ModelReply("ok"))
+    rig = LoopRig(model, context_tokens=tokens)
+    rig.result = Result(content=[{"type": "text", "text": "r" * 50_000}])
+    assert (await rig.run()).text == "ok" and len(rig.called) == 6
+    assert all(one[1]["content"] == "go" for one in model.asked)
+    assert len(model.asked[-1][-1]["content"]) > 1_000, "the newest result can be read"
 
 
 @pytest.mark.parametrize("count", [3, 4, 10, 61, 200])

@@ -17,6 +17,8 @@ Message = Mapping[str, Any]
 CARRY = "carry"
 """In an answer: what its server wants back unchanged with the next request, and no other server
 understands: `{"origin": …, "data": …}`."""
+SHOWN = "shown"
+"""Set in a message of the hub that stands between those of an exchange: no user wrote it."""
 CUT, REFUSED, FILTERED = "cut", "refused", "filtered"
 """How answers end that are not whole: at a limit of tokens, by a refusal of the model, or by a
 content filter of its provider."""

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from dragoman.agents.models.chat import (
+    SHOWN,
     Message,
     ModelReply,
     ModelUsage,
@@ -67,7 +68,8 @@ class ScriptModel:
         on_text: TakeText,
         schema: Mapping[str, Any] | None = None,
     ) -> ModelReply:
-        said = next((one for one in reversed(messages) if one.get("role") == "user"), None)
+        users = (one for one in reversed(messages) if one.get("role") == "user")
+        said = next((one for one in users if SHOWN not in one), None)
         message = _read_text(said) if said is not None else ""
         last = messages[-1] if messages else {}
         is_result = last.get("role") == "tool"
