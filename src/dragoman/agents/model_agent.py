@@ -8,7 +8,7 @@ tool's question interrupts is kept until it is answered, for a bounded time.
 from __future__ import annotations
 
 import re
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace as dataclass_replace
@@ -82,6 +82,11 @@ FLUSH_SECONDS = 0.1
 """The time after which fewer are sent too, so that a reader sees a slow model write."""
 MAX_PROBLEM = 300
 """Characters of the reason why a tool call failed, in the update about it."""
+MAX_FILE_TEXT = 100_000
+"""Characters of a file of text that a model is shown."""
+_TEXT_MEDIA = re.compile(
+    r"text/.+|application/(.+\+)?(json|xml|yaml)|application/(csv|x-yaml|x-ndjson|ndjson|jsonl|toml)"
+)
 MAX_TOOLS = 128
 """Tools that a model is offered."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
@@ -575,11 +580,30 @@ def _build_user_message(call: Call) -> Message:
 
 
 def _describe_file(block: Mapping[str, Any]) -> str:
+    """Describes a file, with its text if it has one."""
     resource = block.get("resource")
-    if isinstance(resource, Mapping) and isinstance(resource.get("text"), str):
-        return f"[file {resource.get('uri', '')}]\n{resource['text']}"
-    where = block.get("uri") or (resource.get("uri") if isinstance(resource, Mapping) else "")
-    return f"[file {where or block.get('mimeType', '')}]"
+    held: Mapping[str, Any] = resource if isinstance(resource, Mapping) else {}
+    media = str(held.get("mimeType") or block.get("mimeType") or "")
+    name = f"[file {block.get('uri') or held.get('uri') or media}]"
+    text = held.get("text")
+    if not isinstance(text, str):
+        text = _read_text_file(media, held.get("blob"))
+    return name if text is None else f"{name}\n{text}"
+
+
+def _read_text_file(media: str, data: Any) -> str | None:
+    """Reads a file of text that came as bytes; None if it is something else."""
+    if not isinstance(data, str) or not _TEXT_MEDIA.fullmatch(media.partition(";")[0].lower()):
+        return None
+    try:
+        text = b64decode(data).decode("utf-8-sig")
+    except ValueError:
+        return None
+    if "\0" in text:
+        return None
+    more = len(text) - MAX_FILE_TEXT
+    note = f"\n[the other {more} characters of the file were left out]"
+    return text if more <= 0 else text[:MAX_FILE_TEXT] + note
 
 
 def _find_schema(call: Call) -> Mapping[str, Any] | None:
