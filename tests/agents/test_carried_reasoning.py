@@ -33,6 +33,7 @@ from dragoman.agents.models.chat import (
 from dragoman.agents.models.constrained import flatten_message
 from dragoman.agents.models.openai import merge_detail
 from dragoman.core.call import Result
+from dragoman.core.errors import WorkFailed
 from dragoman.net.client import OutboundHttp
 
 pytestmark = pytest.mark.promise("T1")
@@ -254,6 +255,37 @@ async def test_other_model_and_other_server_get_the_conversation_without_it(
             for secret in ("I must", "sig", "gAAA", "carry", "origin"):
                 assert secret not in sent
             assert "seen" in sent
+
+
+REFUSALS = {
+    "deepseek": "reasoning_content is not allowed",
+    "gemini": "Corrupted thought signature.",
+    "openrouter": "messages.1.content.0: Invalid `signature` in `thinking` block",
+    "responses": "The encrypted content gAAA could not be verified.",
+    "anthropic": "messages.1.content.0: Invalid `signature` in `thinking` block",
+}
+
+
+@pytest.mark.parametrize("kind", SERVERS)
+async def test_conversation_goes_on_when_its_server_no_longer_reads_its_own(
+    kind: str, rig: Rig
+) -> None:
+    strict, more = SERVERS[kind]
+
+    def be_another(body: dict[str, Any]) -> Answer:
+        sent = json.dumps(body)
+        is_old = any(one in sent for one in ("I must look", '"sig', "gAAA"))
+        return refuse(REFUSALS[kind]) if is_old else say("done")
+
+    with running_model() as server:
+        server.answers = [strict, strict, be_another, be_another]
+        model = rig.build(server, more)
+        assert [await rig.ask(model), await rig.ask(model)] == ["done", "done"]
+        assert len(server.requests) == 4 and "seen" in json.dumps(server.requests[-1])
+        server.answers = [refuse("the account is closed")]
+        with pytest.raises(WorkFailed, match="account is closed"):
+            await rig.ask(model)
+        assert len(server.requests) == 5
 
 
 async def test_fallback_of_another_origin_gets_the_conversation_without_it(rig: Rig) -> None:

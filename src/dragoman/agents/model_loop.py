@@ -29,6 +29,7 @@ from dragoman.agents.models.chat import (
     OfferedTool,
     TakeText,
     ToolRequest,
+    drop_carried,
 )
 from dragoman.agents.models.client import ClientModel
 from dragoman.core.backoff import Backoff
@@ -567,7 +568,7 @@ def _shorten_message(message: Message, size: int) -> Message:
     whole message only), and the end of a long text."""
     if measure_message(message) <= size:
         return message
-    message = {name: value for name, value in message.items() if name != CARRY}
+    message = drop_carried(message)
     content = message.get("content")
     if not isinstance(content, str):
         texts = [str(part.get("text") or f"[{part.get('type')} removed]") for part in content or ()]

@@ -5,6 +5,7 @@ Messages are plain objects in the form of OpenAI's chat completions, which most 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -31,6 +32,24 @@ def find_carried(message: Message, origin: str) -> Mapping[str, Any]:
         return {}
     data = carry.get("data")
     return data if isinstance(data, Mapping) else {}
+
+
+def drop_carried(message: Message) -> Message:
+    return {name: value for name, value in message.items() if name != CARRY}
+
+
+_ABOUT_CARRIED = re.compile(r"signature|thinking|thought|reasoning|encrypted.content")
+
+
+def is_about_carried(messages: Sequence[Message], origin: str, error: str) -> bool:
+    """Whether an error may be about what messages carry for the model with that origin: it does not
+    take its reasoning back, or its server can no longer read it, as after a change of the account.
+    """
+    carried = [data for one in messages if (data := find_carried(one, origin))]
+    extras = [extra for data in carried for extra in data.get("tool_calls") or ()]
+    text = error.lower()
+    is_named = any(name in text for extra in extras for name in extra)
+    return bool(carried) and (is_named or _ABOUT_CARRIED.search(text) is not None)
 
 
 class ToolRequest(Struct, frozen=True):

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dragoman.agents.models.chat import (
-    CARRY,
     CUT,
     FILTERED,
     REFUSED,
@@ -24,7 +23,9 @@ from dragoman.agents.models.chat import (
     OfferedTool,
     TakeText,
     ToolRequest,
+    drop_carried,
     find_carried,
+    is_about_carried,
 )
 from dragoman.agents.models.failures import build_failure, find_error, find_pause
 from dragoman.agents.models.traits import (
@@ -221,25 +222,6 @@ class OpenAiModel:
 
     def _build_malformed(self, why: str) -> ModelUnavailable:
         return ModelUnavailable(f'the model "{self.name}" sent an invalid answer: {why[:300]}')
-
-
-def drop_carried(message: Message) -> Message:
-    return {name: value for name, value in message.items() if name != CARRY}
-
-
-def is_about_carried(messages: Sequence[Message], origin: str, error: str) -> bool:
-    """Whether an error names something that answers have carried: a model that does not take its
-    reasoning back, or a server whose keys have changed."""
-    for message in messages:
-        carried = find_carried(message, origin)
-        names = {*(carried.get("message") or ())}
-        for extra in carried.get("tool_calls") or ():
-            names |= {*extra}
-        if "items" in carried:
-            names |= {"encrypted content", "encrypted_content"}
-        if any(name in error.lower() for name in names):
-            return True
-    return False
 
 
 _OWN_MEMBERS = frozenset(

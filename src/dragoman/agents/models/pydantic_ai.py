@@ -36,7 +36,9 @@ from dragoman.agents.models.chat import (
     OfferedTool,
     TakeText,
     ToolRequest,
+    drop_carried,
     find_carried,
+    is_about_carried,
 )
 from dragoman.agents.models.failures import build_failure, find_error, find_pause
 from dragoman.agents.models.openai import MAX_REPLY, MAX_TOOL_REQUESTS
@@ -87,6 +89,22 @@ class PydanticAiModel:
         tools: Sequence[OfferedTool],
         on_text: TakeText,
         schema: Mapping[str, Any] | None = None,
+    ) -> ModelReply:
+        try:
+            return await self._complete(messages, tools, on_text, schema)
+        except WorkFailed as error:
+            cause = error.__cause__
+            is_refused = isinstance(cause, exceptions.ModelHTTPError) and cause.status_code == 400
+            if not is_refused or not is_about_carried(messages, self.origin, str(error)):
+                raise
+        return await self._complete([*map(drop_carried, messages)], tools, on_text, schema)
+
+    async def _complete(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[OfferedTool],
+        on_text: TakeText,
+        schema: Mapping[str, Any] | None,
     ) -> ModelReply:
         clock = asyncio.get_running_loop().time
         with self._translating_errors():
