@@ -6,7 +6,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +26,12 @@ from dragoman.agents.model_loop import (
     fit_conversation,
     measure_message,
     render_result,
+    weigh_message,
 )
 from dragoman.agents.models.chat import (
+    CUT,
+    REFUSED,
+    SHOWN,
     ContextTooLong,
     Message,
     ModelReply,
@@ -126,7 +133,7 @@ async def test_streamed_text_arrives_in_pieces(split: int) -> None:
     reply, texts, http = await ask(stream(*events, split=split))
     assert (reply.text, texts) == ("Good ü", ["Go", "od ü"])
     assert (reply.usage.input_tokens, reply.usage.output_tokens, reply.usage.cost) == (3, 2, 0.01)
-    assert reply.model == "m-1" and not reply.is_cut
+    assert reply.model == "m-1" and not reply.ending
     sent = http.sent[0]
     assert sent["url"] == "http://x/v1/chat/completions" and sent["stream"] is True
     assert sent["tools"][0]["function"]["name"] == "get_weather"
@@ -149,6 +156,30 @@ async def test_fragments_of_tool_calls_are_put_together() -> None:
         ToolRequest("c0", "get_weather", '{"city": "Oslo"}'),
         ToolRequest("c1", "get_time", "{}"),
     ]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 100])
+@pytest.mark.parametrize(
+    ("written", "text"),
+    [
+        ("<think>Two and two </thin is</think>\n\n4", "4"),
+        (" \n<think>\n\n</think>\n\nFour < 5 </think>", "Four < 5 </think>"),
+        ("<think>never ends", ""),
+        ("<think>no answer</think> \n", ""),
+        ("<thinker> is a word", "<thinker> is a word"),
+        ("Use <think>this</think>", "Use <think>this</think>"),
+        (" <thin", " <thin"),
+        ("<", "<"),
+        ("", ""),
+    ],
+)
+async def test_thoughts_at_the_beginning_are_not_text(size: int, written: str, text: str) -> None:
+    pieces = [delta(written[at : at + size]) for at in range(0, len(written), size)]
+    reply, texts, _ = await ask(stream(*pieces, delta(finish="stop"), "[DONE]"))
+    assert (reply.text, "".join(texts)) == (text, text)
+    called = delta(tool_calls=[{"index": 0, "id": "c", "function": {"name": "get_weather"}}])
+    reply, _, _ = await ask(stream(*pieces, called, delta(finish="tool_calls"), "[DONE]"))
+    assert reply.text == text and len(reply.tool_requests) == 1
 
 
 FORMS: dict[str, Any] = {
@@ -274,7 +305,7 @@ async def test_streams_of_known_servers_are_understood(form: str) -> None:
     ids = [one.id for one in reply.tool_requests]
     assert all(ids) and len(set(ids)) == len(ids)
     assert (reply.usage.input_tokens, reply.usage.output_tokens) == (4, 9)
-    assert reply.model == "m-1" and not reply.is_cut
+    assert reply.model == "m-1" and reply.ending == (REFUSED if "a refusal" in form else "")
 
 
 @pytest.mark.parametrize("split", [0, 1, 5])
@@ -294,7 +325,7 @@ async def test_content_parts_and_a_cut_answer_are_understood() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     body = {"choices": [{"message": {"content": parts}, "finish_reason": "length"}]}
     reply, texts, _ = await ask(whole(body))
-    assert (reply.text, texts, reply.is_cut) == ("ab", ["ab"], True)
+    assert (reply.text, texts, reply.ending) == ("ab", ["ab"], CUT)
 
 
 @pytest.mark.parametrize(
@@ -363,6 +394,55 @@ async def test_error_says_whether_another_try_may_help(
     assert said in str(raised.value) and "sk-secret" not in str(raised.value)
     if isinstance(raised.value, ModelUnavailable) and "slow down" in said:
         assert raised.value.retry_after == 7
+
+
+DATES = {"date": "Wed, 18 Nov 2026 10:00:00 GMT", "retry-after": "Wed, 18 Nov 2026 10:00:04 GMT"}
+RETRY_INFO = {
+    "error": {
+        "code": 429,
+        "message": "Quota exceeded",
+        "details": [
+            {"@type": "type.googleapis.com/google.rpc.QuotaFailure"},
+            {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "2.5s"},
+        ],
+    }
+}
+
+
+@pytest.mark.parametrize(
+    ("reply", "pause"),
+    [
+        (whole({"error": "slow"}, 429, **{"retry-after": "7"}), 7),
+        (whole({"error": "slow"}, 429, **{"retry-after": " 0.5 "}), 0.5),
+        (whole({"error": "slow"}, 503, **{"retry-after-ms": "2500", "retry-after": "3"}), 2.5),
+        (whole({"error": "slow"}, 429, **DATES), 4),
+        (whole({"error": "slow"}, 429, **{**DATES, "retry-after": "Wed Nov 18 10:00:04 2026"}), 4),
+        (whole({"error": "slow"}, 429, **{"retry-after": "Wed, 18 Nov 1998 10:00:04 GMT"}), 0),
+        (whole([RETRY_INFO], 429), 2.5),
+        (whole(RETRY_INFO, 429, **{"retry-after": "soon"}), 2.5),
+        (stream(RETRY_INFO, "[DONE]"), 2.5),
+        (whole({"error": "slow"}, 429, **{"retry-after": "nan"}), None),
+        (whole({"error": {"code": "insufficient_quota", "message": "x"}}, 429), math.inf),
+        (whole({"error": {"code": "rate_limit_exceeded", "message": "x"}}, 429), None),
+    ],
+)  # fmt: skip
+async def test_pause_that_a_server_asks_for_is_found(reply: HttpReply, pause: float | None) -> None:
+    with pytest.raises(ModelUnavailable) as raised:
+        await ask(reply)
+    assert raised.value.retry_after == pause
+
+
+async def test_pause_until_a_date_is_counted_from_now_if_the_server_has_no_clock() -> None:
+    then = format_datetime(datetime.now(UTC) + timedelta(seconds=100), usegmt=True)
+    with pytest.raises(ModelUnavailable) as raised:
+        await ask(whole({"error": "slow"}, 429, **{"retry-after": then}))
+    assert 60 < (raised.value.retry_after or 0) <= 100
+
+
+async def test_model_without_quota_is_not_tried_again() -> None:
+    first = Scripted(ModelUnavailable("no quota", math.inf))
+    rig = LoopRig(first, Scripted(ModelReply("hi")))
+    assert (await rig.run()).text == "hi" and not rig.pauses and not first.answers
 
 
 async def test_answer_is_bounded() -> None:
@@ -537,6 +617,95 @@ def test_compaction_keeps_requests_and_results_together() -> None:
     running = [*messages, {"role": "assistant", "content": None, "tool_calls": [call]},
                {"role": "tool", "tool_call_id": "c", "content": "r" * 9_000}]  # fmt: skip
     assert [one["role"] for one in compact(running, 10)][-2:] == ["assistant", "tool"]
+
+
+CALL = {"id": "c", "type": "function", "function": {"name": "t", "arguments": "{}"}}
+
+
+def build_exchange(question: Any, *results: str) -> list[Message]:
+    made: list[Message] = [{"role": "user", "content": question}]
+    for result in results:
+        made.append({"role": "assistant", "content": None, "tool_calls": [CALL]})
+        made.append({"role": "tool", "tool_call_id": "c", "content": result})
+    return made
+
+
+def picture(size: int) -> list[dict[str, Any]]:
+    url = {"url": "data:image/png;base64," + "x" * size}
+    return [{"type": "text", "text": "What is this?"}, {"type": "image_url", "image_url": url}]
+
+
+def test_picture_counts_as_a_picture_and_stays_with_its_question() -> None:
+    messages = build_exchange(picture(900_000), "a" * 1_000)
+    assert compact(messages, 5_000) == messages
+    assert compact(messages, 1_000)[0] == messages[0]
+    assert measure_message(messages[0]) > 900_000, "where it is stored, it is as large as it is"
+
+
+def test_compaction_removes_in_the_order_of_use() -> None:
+    old = build_exchange(picture(10), "o" * 8_000)
+    messages = [*old, {"role": "assistant", "content": "a cat"}]
+    messages += build_exchange("and now?", "1" * 8_000, "2" * 8_000)
+    seen: list[str] = []
+    for tokens in range(8_000, 200, -50):
+        kept = compact(messages, tokens)
+        assert {"role": "user", "content": "and now?"} in kept
+        text = json.dumps(kept)
+        gone = {
+            "picture": "data:image" not in text,
+            "old result": "o" * 8_000 not in text,
+            "old messages": "earlier messages were removed" in text,
+            "older result": "1" * 8_000 not in text,
+            "newest result": "2" * 8_000 not in text,
+            "older call": "tool calls for this question were removed" in text,
+        }
+        seen += [name for name, is_gone in gone.items() if is_gone and name not in seen]
+        if not gone["older call"]:
+            assert sum(map(weigh_message, kept)) <= tokens * 4 + 200
+    assert seen == ["picture", "old result", "old messages", "older result", "newest result",
+                    "older call"]  # fmt: skip
+
+
+def test_newest_results_share_what_is_left() -> None:
+    calls = [{**CALL, "id": f"c{number}"} for number in range(3)]
+    messages: list[Message] = [
+        {"role": "user", "content": "go"},
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        *({"role": "tool", "tool_call_id": one["id"], "content": text}
+          for one, text in zip(calls, ("a" * 100_000, "short", "c" * 50_000), strict=True)),
+    ]  # fmt: skip
+    kept = compact(messages, 5_000)
+    first, second, third = (len(one["content"]) for one in kept[2:])
+    assert second == 5 and 9_000 < first < 10_000 and abs(first - third) < 100
+    assert "characters were removed]" in kept[2]["content"]
+
+
+def test_pictures_that_the_hub_shows_are_no_question() -> None:
+    shown: Message = {"role": "user", "content": picture(10), SHOWN: True}
+    messages = [*build_exchange("look", "1" * 400), shown]
+    messages += build_exchange("look", "2" * 400)[1:]
+    kept = compact(messages, 700)
+    assert kept[0]["content"] == "look" and "data:image" not in json.dumps(kept)
+    assert fit_conversation(messages, 3, 10_000)[0]["content"] == "look"
+
+
+class SmallModel(Scripted):
+    """A model that can read 5,000 tokens."""
+
+    async def complete(self, messages: Sequence[Message], *args: Any) -> ModelReply:
+        if len(json.dumps(messages)) / 4 > 5_000:
+            raise ContextTooLong("maximum context length is 5000 tokens")
+        return await super().complete(messages, *args)
+
+
+@pytest.mark.parametrize("tokens", [5_000, 100_000])
+async def test_long_result_does_not_end_an_agent_with_a_small_context(tokens: int) -> None:
+    model = SmallModel(*[use("get_weather")] * 6, ModelReply("ok"))
+    rig = LoopRig(model, context_tokens=tokens)
+    rig.result = Result(content=[{"type": "text", "text": "r" * 50_000}])
+    assert (await rig.run()).text == "ok" and len(rig.called) == 6
+    assert all(one[1]["content"] == "go" for one in model.asked)
+    assert len(model.asked[-1][-1]["content"]) > 1_000, "the newest result can be read"
 
 
 @pytest.mark.parametrize("count", [3, 4, 10, 61, 200])

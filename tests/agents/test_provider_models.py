@@ -19,6 +19,8 @@ from tests.peers.scripted_model import Answer, ScriptedModel, running_model, say
 from dragoman.agents.manifest import parse_manifest
 from dragoman.agents.model_factory import build_models
 from dragoman.agents.models.chat import (
+    CUT,
+    REFUSED,
     ChatModel,
     ContextTooLong,
     Message,
@@ -91,13 +93,14 @@ async def test_text_is_streamed_with_usage(rig: Rig) -> None:
     reply = await rig.ask(say("Good morning, ü"))
     assert reply.text == "Good morning, ü" == "".join(rig.texts) and len(rig.texts) > 2
     assert (reply.usage.input_tokens, reply.usage.output_tokens) == (11, 7)
-    assert reply.model == "scripted-1" and not reply.is_cut
+    assert reply.model == "scripted-1" and not reply.ending
     sent = rig.server.requests[0]
     assert sent["stream"] is True and sent["model"] == "scripted-1"
     assert sent["tools"][0]["name"] == "get_weather"
     assert sent["tools"][0]["input_schema"]["required"] == ["city"]
     assert KEY in str(rig.server.headers[-1])
-    assert (await rig.ask(say("cut", finish="max_tokens"))).is_cut
+    assert (await rig.ask(say("cut", finish="max_tokens"))).ending == CUT
+    assert (await rig.ask(say("no", finish="refusal"))).ending == REFUSED
 
 
 async def test_tool_calls_and_the_conversation_are_translated(rig: Rig) -> None:
@@ -137,6 +140,11 @@ async def test_tool_calls_and_the_conversation_are_translated(rig: Rig) -> None:
           "headers": {"retry-after": "7"}}, ModelUnavailable, "slow down", 7),
         ({"status": 529, "body": {"type": "error", "error": {"type": "overloaded_error",
           "message": "Overloaded"}}}, ModelUnavailable, "Overloaded", None),
+        ({"status": 429, "body": {"error": {"message": "slow down", "details": [
+            {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "3s"}]}}},
+         ModelUnavailable, "slow down", 3),
+        ({"status": 429, "body": {"error": {"message": "slow down"}},
+          "headers": {"retry-after-ms": "1500"}}, ModelUnavailable, "slow down", 1.5),
         ({"status": 500, "body": "<html>"}, ModelUnavailable, "html", None),
         ({"status": 400, "body": {"type": "error", "error": {"type": "invalid_request_error",
           "message": "prompt is too long: 9 tokens > 8 maximum"}}}, ContextTooLong, "too long",
@@ -150,7 +158,8 @@ async def test_tool_calls_and_the_conversation_are_translated(rig: Rig) -> None:
          ModelUnavailable, "Overloaded", None),
         ({"raw": b""}, ModelUnavailable, "", None),
     ],
-    ids=["429", "529", "500", "too-long", "401", "dropped", "garbage", "error-event", "empty"],
+    ids=["429", "retry-info", "ms", "529", "500", "too-long", "401", "dropped",
+         "garbage", "error-event", "empty"],
 )  # fmt: skip
 async def test_error_says_whether_another_try_may_help(
     rig: Rig, answer: Answer, kind: type[Exception], said: str, retry_after: float | None

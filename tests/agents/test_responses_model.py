@@ -11,7 +11,7 @@ from tests.agents.agent_rig import open_rig
 from tests.agents.test_models import TOOL, Http, stream, whole
 from tests.peers.scripted_model import running_model, say, use
 
-from dragoman.agents.models.chat import ModelReply, ModelUnavailable
+from dragoman.agents.models.chat import CUT, ModelReply, ModelUnavailable
 from dragoman.agents.models.openai import OpenAiSettings
 from dragoman.agents.models.responses import ResponsesModel
 from dragoman.wire.http import HttpReply
@@ -95,7 +95,7 @@ async def test_answer_that_became_too_long_is_cut() -> None:
     response = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
     delta = {"type": "response.output_text.delta", "delta": "half"}
     reply, _, _ = await ask(stream(delta, {"type": "response.incomplete", "response": response}))
-    assert reply.text == "half" and reply.is_cut
+    assert reply.text == "half" and reply.ending == CUT
 
 
 async def test_agent_works_over_the_responses_api(short_tmp: Path) -> None:

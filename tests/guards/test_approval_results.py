@@ -80,6 +80,21 @@ async def test_ending_is_kept_until_it_can_be_stored(rig: Rig, place: Path | str
     again.store.close()
 
 
+async def test_stored_result_says_how_it_ends(rig: Rig) -> None:
+    id = await rig.park(x=1)
+    rig.desk.decide(id, True, LEA)
+
+    async def run(call: Call) -> Result:
+        return Result(content=[{"type": "text", "text": "half"}], ending="cut")
+
+    assert rig.desk.claim(id) is not None
+    rig.target.run = run  # type: ignore[method-assign]
+    assert await rig.call(id, x=1) == "half"
+    again = Rig(rig.place)  # another process
+    assert (await again.get_result(x=1)).ending == "cut" and again.target.calls == []
+    again.store.close()
+
+
 async def test_hub_that_was_declared_dead_stores_what_it_knows(rig: Rig, place: Path | str) -> None:
     rig.store.rename_hub("one")
     id = await rig.park(x=1)

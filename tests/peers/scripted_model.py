@@ -1,8 +1,8 @@
 """A server with OpenAI's chat completions and Responses API, and Anthropic's Messages API, whose
 answers a test scripts; real HTTP, streamed.
 
-Each request takes the next answer: text, tool calls in fragments, or a fault. `requests` has
-the requests.
+Each request takes the next answer: text, tool calls in fragments, a fault, or what a function
+makes of the request. `requests` has the requests.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -33,7 +33,7 @@ def use(*calls: tuple[str, Any], text: str = "", **more: Any) -> Answer:
 
 class ScriptedModel:
     def __init__(self) -> None:
-        self.answers: list[Answer] = []
+        self.answers: list[Answer | Callable[[dict[str, Any]], Answer]] = []
         self.rules: list[tuple[str, Answer]] = []
         """Answers by a text that the last message has; they come before `answers`."""
         self.requests: list[dict[str, Any]] = []
@@ -52,7 +52,10 @@ class ScriptedModel:
             for text, answer in self.rules:
                 if text in last:
                     return answer
-            return self.answers.pop(0) if self.answers else say("(the script is over)")
+            if not self.answers:
+                return say("(the script is over)")
+            scripted = self.answers.pop(0)
+            return scripted(body) if callable(scripted) else scripted
 
 
 def _list_events(answer: Answer, model: str) -> Iterator[bytes]:

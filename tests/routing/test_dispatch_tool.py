@@ -270,6 +270,15 @@ async def test_overloaded_agent_is_not_chosen_and_failures_count(short_tmp: Path
 
 
 @pytest.mark.promise("R13")
+async def test_answer_that_is_cut_is_no_success(short_tmp: Path) -> None:
+    async with run_rig(short_tmp) as rig:
+        rig.add(StubAgent("terse", answer=lambda call: text_result("half", ending="cut")))
+        assert (await rig.dispatch("write it")).ending == "cut"
+        (candidate,) = (await rig.dispatch(dryRun=True)).structured["candidates"]
+        assert candidate["successes"] == 0 and candidate["failures"] > 0.9
+
+
+@pytest.mark.promise("R13")
 async def test_cost_constraint_excludes_agents_by_what_they_have_reported(short_tmp: Path) -> None:
     async with run_rig(short_tmp) as rig:
 

@@ -82,6 +82,10 @@ class ModelSettings(Struct, frozen=True, kw_only=True):
         bool, _about("Whether the name in base_url may lead to a private address.")
     ] = False
     extra: Annotated[dict[str, Any], _about("Further members of each request.")] = {}
+    omit: Annotated[
+        list[str],
+        _about("Members that are left out of each request, for servers with OpenAI's interfaces."),
+    ] = []
 
 
 class Capabilities(Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ tool's question interrupts is kept until it is answered, for a bounded time.
 from __future__ import annotations
 
 import re
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace as dataclass_replace
@@ -25,7 +25,7 @@ from dragoman.agents.kept_conversations import (
 )
 from dragoman.agents.manifest import Manifest
 from dragoman.agents.model_loop import LoopLimits, LoopState, LoopUsage, ModelLoop
-from dragoman.agents.models.chat import ChatModel, Message, ModelReply, OfferedTool, TakeText
+from dragoman.agents.models.chat import CUT, ChatModel, Message, ModelReply, OfferedTool, TakeText
 from dragoman.agents.skills.skill_book import LoadedPrompt, SkillPrompt
 from dragoman.core.agent_tool import MESSAGE, SCHEMA, blocks_from_arguments, build_agent_tool
 from dragoman.core.call import (
@@ -71,6 +71,9 @@ RESPONSE = "response"
 """The id of the artifact with an agent's answer."""
 OUTPUT_SCHEMA = "dragoman.hub/output-schema"
 """In the `_meta` of a request or the metadata of a message: a JSON Schema of the answer."""
+ENDING_META = "dragoman.hub/ending"
+"""In the `_meta` of a result: how an answer ends that is not whole."""
+CUT_NOTE = "\n\n[The answer is cut here: the model reached its limit of tokens (model.max_tokens).]"
 FLUSH_CHARS = 80
 """Characters of an answer that are sent together, so that a stream has fewer pieces."""
 SKILL_TOOL = "load_skill"
@@ -79,6 +82,11 @@ FLUSH_SECONDS = 0.1
 """The time after which fewer are sent too, so that a reader sees a slow model write."""
 MAX_PROBLEM = 300
 """Characters of the reason why a tool call failed, in the update about it."""
+MAX_FILE_TEXT = 100_000
+"""Characters of a file of text that a model is shown."""
+_TEXT_MEDIA = re.compile(
+    r"text/.+|application/(.+\+)?(json|xml|yaml)|application/(csv|x-yaml|x-ndjson|ndjson|jsonl|toml)"
+)
 MAX_TOOLS = 128
 """Tools that a model is offered."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
@@ -248,6 +256,9 @@ class ModelAgent:
             result = Result(questions=outcome, handle=self._suspend(call, context, state))
             self._conversations.keep(call, Conversation(context), context)
             return result
+        if outcome.ending == CUT and state.schema is None:
+            outcome = replace(outcome, text=outcome.text + CUT_NOTE)
+            stream.write(CUT_NOTE)
         stream.flush()
         result = _build_result(outcome, state, self.name)
         self._kept.append(call, context, kept, state.messages[state.begun :])
@@ -440,9 +451,9 @@ class _TextStream:
     def begin(self) -> TakeText:
         """Begins another text, which replaces the last one."""
         self._begun, self._pending = False, ""
-        return self._write
+        return self.write
 
-    def _write(self, text: str) -> None:
+    def write(self, text: str) -> None:
         if self._updates is discard_update:
             return
         if not self._pending and not self._begun:
@@ -569,11 +580,30 @@ def _build_user_message(call: Call) -> Message:
 
 
 def _describe_file(block: Mapping[str, Any]) -> str:
+    """Describes a file, with its text if it has one."""
     resource = block.get("resource")
-    if isinstance(resource, Mapping) and isinstance(resource.get("text"), str):
-        return f"[file {resource.get('uri', '')}]\n{resource['text']}"
-    where = block.get("uri") or (resource.get("uri") if isinstance(resource, Mapping) else "")
-    return f"[file {where or block.get('mimeType', '')}]"
+    held: Mapping[str, Any] = resource if isinstance(resource, Mapping) else {}
+    media = str(held.get("mimeType") or block.get("mimeType") or "")
+    name = f"[file {block.get('uri') or held.get('uri') or media}]"
+    text = held.get("text")
+    if not isinstance(text, str):
+        text = _read_text_file(media, held.get("blob"))
+    return name if text is None else f"{name}\n{text}"
+
+
+def _read_text_file(media: str, data: Any) -> str | None:
+    """Reads a file of text that came as bytes; None if it is something else."""
+    if not isinstance(data, str) or not _TEXT_MEDIA.fullmatch(media.partition(";")[0].lower()):
+        return None
+    try:
+        text = b64decode(data).decode("utf-8-sig")
+    except ValueError:
+        return None
+    if "\0" in text:
+        return None
+    more = len(text) - MAX_FILE_TEXT
+    note = f"\n[the other {more} characters of the file were left out]"
+    return text if more <= 0 else text[:MAX_FILE_TEXT] + note
 
 
 def _find_schema(call: Call) -> Mapping[str, Any] | None:
@@ -593,9 +623,12 @@ def _build_result(reply: ModelReply, state: LoopState, agent: str) -> Result:
         try:
             structured = decode_reply(text.encode())
         except ValueError as error:
-            raise WorkFailed(f'agent "{agent}" did not answer in JSON: {error}') from None
+            why = "it reached its limit of tokens (model.max_tokens)" if reply.ending else error
+            raise WorkFailed(f'agent "{agent}" did not answer in JSON: {why}') from None
     block = {"type": "text", "text": text}
     return Result(
+        ending=reply.ending,
+        extra={"_meta": {ENDING_META: reply.ending}} if reply.ending else {},
         content=[block],
         structured=structured,
         artifacts=[Artifact(id=RESPONSE, name=RESPONSE, content=[block])],

@@ -101,6 +101,11 @@ def _build_provider_model(
     check_installed(where, settings.provider)
     if not settings.model:
         raise ConfigError(f"{where}: model.model is missing: name the model")
+    if settings.omit:
+        raise ConfigError(
+            f"{where}: model.omit is for servers with OpenAI's interfaces, not for the provider "
+            f"{settings.provider}"
+        )
     if settings.api_key.startswith(("keyring:", "exec:")):
         raise ConfigError(
             f"{where}: the provider {settings.provider} takes its key from env: or file: only"
@@ -163,6 +168,7 @@ def _build_openai_model(
             timeout=settings.timeout_secs,
             idle_timeout=min(settings.timeout_secs, MAX_IDLE),
             extra=settings.extra,
+            omit=settings.omit,
         ),
         open_http(base, settings.allow_private),
     )

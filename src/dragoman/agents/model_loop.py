@@ -15,6 +15,11 @@ from typing import Any
 import msgspec
 
 from dragoman.agents.models.chat import (
+    CARRY,
+    CUT,
+    FILTERED,
+    REFUSED,
+    SHOWN,
     ChatModel,
     ClientNeeded,
     ContextTooLong,
@@ -24,11 +29,19 @@ from dragoman.agents.models.chat import (
     OfferedTool,
     TakeText,
     ToolRequest,
+    drop_carried,
 )
 from dragoman.agents.models.client import ClientModel
 from dragoman.core.backoff import Backoff
 from dragoman.core.call import ABSENT, Question, Result
-from dragoman.core.errors import HubError, WorkFailed
+from dragoman.core.errors import (
+    AnswerFiltered,
+    AnswerRefused,
+    EmptyAnswer,
+    HubError,
+    TargetFailed,
+    WorkFailed,
+)
 from dragoman.core.logins import render_problem
 from dragoman.core.structs import Struct, replace
 from dragoman.wire.json import decode_reply
@@ -42,8 +55,14 @@ _BACKOFF = Backoff(first=0.5, longest=MAX_PAUSE, jitter=0.5)
 CHARS_PER_TOKEN = 4
 SHORTENED = 400
 """Characters that are left of an old tool result."""
-RECENT = 6
-"""Messages at the end that are never shortened."""
+MAX_REFUSAL = 300
+"""Characters of a refusal in its error."""
+MARK = 50
+"""Characters by which a shortened text says so."""
+NEWEST_SHARE = 4
+"""The newest results have this part of the context at least: older tool calls go for them."""
+PICTURE_TOKENS = 1_000
+"""What a picture takes of a model's context, whatever its size in bytes."""
 MODEL = "model"
 """The name of the question to the client's model."""
 SEPARATOR = "/"
@@ -175,6 +194,7 @@ class ModelLoop:
     async def _take_reply(self, state: LoopState, reply: ModelReply, call_tool: CallTool) -> bool:
         """Adds the model's message and calls the tools it asks for; True if it is the answer."""
         state.usage.add(reply)
+        _check_ending(reply)
         reply = replace(reply, tool_requests=_make_unique(reply.tool_requests))
         state.messages.append(_build_message(reply))
         if not reply.tool_requests:
@@ -185,24 +205,28 @@ class ModelLoop:
     # --- the model --------------------------------------------------------------------------------
 
     async def _ask(self, state: LoopState, begin_text: BeginText) -> ModelReply:
-        problems: list[str] = []
+        problems: list[TargetFailed] = []
         for model in self._models:
             try:
                 return await self._ask_one(model, state, begin_text)
-            except ModelUnavailable as error:
-                problems.append(str(error))
+            except (ModelUnavailable, EmptyAnswer) as error:
+                problems.append(error)
                 log.warning('agent "%s": %s', self._name, error)
-        raise WorkFailed(f'agent "{self._name}" has no model that answers: {"; ".join(problems)}')
+        is_empty = all(isinstance(one, EmptyAnswer) for one in problems)
+        kind = EmptyAnswer if is_empty and problems else WorkFailed
+        raise kind(
+            f'agent "{self._name}" has no model that answers: {"; ".join(map(str, problems))}'
+        )
 
     async def _ask_one(
         self, model: ChatModel, state: LoopState, begin_text: BeginText
     ) -> ModelReply:
         budget = self._limits.context_tokens
-        tries = 0
+        tries, is_asked_again = 0, False
         while True:
             messages = [*self._build_instructions(), *compact(state.messages, budget)]
             try:
-                return await model.complete(messages, state.tools, begin_text(), state.schema)
+                reply = await model.complete(messages, state.tools, begin_text(), state.schema)
             except ClientNeeded:
                 assert isinstance(model, ClientModel)
                 state.client_model = model
@@ -219,6 +243,13 @@ class ModelLoop:
                 if pause is not None and pause > MAX_PAUSE:
                     raise
                 await self._sleep(_BACKOFF.delay(tries) if pause is None else pause)
+            else:
+                if not _is_empty(reply):
+                    return reply
+                state.usage.add(reply)
+                if is_asked_again or reply.ending == CUT:
+                    raise _build_empty(reply)
+                is_asked_again = True
 
     def _build_instructions(self) -> list[Message]:
         text = self._instructions
@@ -304,6 +335,30 @@ def _make_unique(requests: Sequence[ToolRequest]) -> list[ToolRequest]:
     return found
 
 
+def _is_empty(reply: ModelReply) -> bool:
+    return not (reply.text.strip() or reply.tool_requests or reply.ending in (REFUSED, FILTERED))
+
+
+def _build_empty(reply: ModelReply) -> EmptyAnswer:
+    what = "answered with nothing"
+    if reply.ending == CUT:
+        what = "used its limit of tokens (model.max_tokens) up before it gave an answer"
+    return EmptyAnswer(f'the model "{reply.model}" {what}')
+
+
+def _check_ending(reply: ModelReply) -> None:
+    """Raises the error of an answer that the model or its provider did not give."""
+    words = " ".join(reply.text.split())[:MAX_REFUSAL]
+    if reply.ending == REFUSED:
+        raise AnswerRefused(f'the model "{reply.model}" refused to answer: {words or "no reason"}')
+    if reply.ending == FILTERED:
+        raise AnswerFiltered(
+            f'a content filter of the provider of the model "{reply.model}" stopped the answer'
+        )
+    if _is_empty(reply):
+        raise _build_empty(reply)
+
+
 def _build_message(reply: ModelReply) -> Message:
     message: dict[str, Any] = {"role": "assistant", "content": reply.text or None}
     if reply.tool_requests:
@@ -315,6 +370,8 @@ def _build_message(reply: ModelReply) -> Message:
             }
             for one in reply.tool_requests
         ]
+    if reply.carry:
+        message[CARRY] = reply.carry
     return message
 
 
@@ -349,31 +406,106 @@ def render_result(result: Result) -> str:
 
 
 def compact(messages: Sequence[Message], tokens: int) -> list[Message]:
-    """Fits a conversation into a number of tokens: first shortens old tool results, then drops the
-    oldest messages. A result is never left without its request."""
+    """Fits a conversation into a number of tokens. The current question stays as it is. Of what was
+    before it go the pictures, the results of tools, then the oldest messages; of what follows it
+    the ends of older results, of the newest ones, then the oldest tool calls. A result is never
+    left without its request."""
     limit = tokens * CHARS_PER_TOKEN
-    kept = list(messages)
-    size = _shorten_results(kept, max(len(kept) - RECENT, 0), limit)
-    dropped, last = 0, _find_last_exchange(kept)
-    while size > limit and dropped < last:
-        size -= measure_message(kept[dropped])
+    place = _find_last_question(messages)
+    before, question, after = (
+        [*messages[:place]],
+        [*messages[place : place + 1]],
+        [*messages[place + 1 :]],
+    )
+    room = limit - _weigh(question) - _weigh(after)
+    _change_oldest(before, len(before), _remove_pictures, room, weigh_message)
+    _change_oldest(before, len(before), _shorten_result, room, weigh_message)
+    dropped = _count_dropped(before, len(before), room)
+    room = limit - _weigh(question) - _weigh(before[dropped:])
+    newest = _find_newest_request(after)
+    _change_oldest(after, newest, _remove_pictures, room, weigh_message)
+    _change_oldest(after, newest, _shorten_result, room, weigh_message)
+    _share_room(after, newest, room, limit // NEWEST_SHARE)
+    undone = _count_dropped(after, newest, room)
+    kept = [*before[dropped:], *question, *after[undone:]]
+    if dropped:
+        kept.insert(0, {"role": "user", "content": f"[{dropped} earlier messages were removed]"})
+    if undone:
+        text = f"[{undone} messages with earlier tool calls for this question were removed]"
+        note = {"role": "user", "content": text, SHOWN: True}
+        kept.insert(len(kept) - len(after) + undone, note)
+    return kept
+
+
+def _change_oldest(
+    messages: list[Message],
+    end: int,
+    change: Callable[[Message], Message],
+    limit: int,
+    measure: Callable[[Message], int],
+) -> None:
+    """Changes messages before the place `end`, the oldest first, until all fit into the limit."""
+    size = sum(map(measure, messages))
+    for place in range(end):
+        if size <= limit:
+            return
+        changed = change(messages[place])
+        size += measure(changed) - measure(messages[place])
+        messages[place] = changed
+
+
+def _count_dropped(messages: Sequence[Message], end: int, limit: int) -> int:
+    """Counts how many of the messages before the place `end` must go, the oldest first, so that the
+    others fit; with a request go its results."""
+    size, dropped = _weigh(messages), 0
+    while dropped < end and (size > limit or (dropped and _is_result(messages[dropped]))):
+        size -= weigh_message(messages[dropped])
         dropped += 1
-    while dropped < last and kept[dropped].get("role") == "tool":
-        dropped += 1
-    if not dropped:
-        return kept
-    note = {"role": "user", "content": f"[{dropped} earlier messages were removed]"}
-    return [note, *kept[dropped:]]
+    return dropped
+
+
+def _share_room(messages: list[Message], newest: int, limit: int, least: int) -> None:
+    """Shortens the newest results if they do not fit: each has an equal share of what is left, or
+    of `least`, for which older tool calls go."""
+    results = [
+        place
+        for place in range(newest, len(messages))
+        if messages[place].get("role") == "tool" and isinstance(messages[place]["content"], str)
+    ]
+    results.sort(key=lambda place: len(messages[place]["content"]))
+    left = limit - _weigh(messages) + sum(len(messages[place]["content"]) for place in results)
+    left = max(left, least)
+    for number, place in enumerate(results):  # a short one leaves more to the others
+        share = max(left // (len(results) - number), SHORTENED)
+        text = messages[place]["content"]
+        if len(text) > share:
+            text = _shorten(text, share - MARK)
+            messages[place] = {**messages[place], "content": text}
+        left -= len(text)
+
+
+def _find_newest_request(messages: Sequence[Message]) -> int:
+    """Finds the last message that is not a result."""
+    place = len(messages) - 1
+    while place > 0 and _is_result(messages[place]):
+        place -= 1
+    return max(place, 0)
+
+
+def _is_result(message: Message) -> bool:
+    return message.get("role") == "tool" or SHOWN in message
 
 
 def fit_conversation(messages: list[Message], count: int, size: int) -> list[Message]:
     """Fits a conversation into a number of messages and of characters, to be continued later: first
-    shortens tool results, then drops the oldest exchanges, then the oldest tool calls of the last
-    one. The last message of the user and the answer to it always stay. A result is never left
-    without its request."""
+    removes the pictures before the last message of the user and shortens tool results, then drops
+    the oldest exchanges, then the oldest tool calls of the last one. The last message of the user
+    and the answer to it always stay. A result is never left without its request."""
     kept = list(messages)
-    rest = _shorten_results(kept, len(kept), size)
     first = last = _find_last_question(kept)
+    _change_oldest(kept, last, _remove_pictures, size, measure_message)
+    _change_oldest(kept, len(kept), _shorten_result, size, measure_message)
+    rest = _measure(kept)
     for place, message in enumerate(kept[:last]):
         if message.get("role") == "user" and len(kept) - place <= count and rest <= size:
             first = place
@@ -395,7 +527,7 @@ def fit_conversation(messages: list[Message], count: int, size: int) -> list[Mes
 
 def _find_last_question(messages: Sequence[Message]) -> int:
     place = len(messages) - 1
-    while place > 0 and messages[place].get("role") != "user":
+    while place > 0 and (messages[place].get("role") != "user" or SHOWN in messages[place]):
         place -= 1
     return max(place, 0)
 
@@ -404,19 +536,27 @@ def _measure(messages: Sequence[Message]) -> int:
     return sum(map(measure_message, messages))
 
 
-def _shorten_results(messages: list[Message], end: int, limit: int) -> int:
-    """Shortens tool results before the place `end`, the oldest first, until all messages have at
-    most `limit` characters. Returns how many they have."""
-    size = _measure(messages)
-    for place in range(end):
-        if size <= limit:
-            break
-        message = messages[place]
-        text = message.get("content")
-        if message.get("role") == "tool" and isinstance(text, str) and len(text) > SHORTENED:
-            messages[place] = {**message, "content": _shorten(text, SHORTENED)}
-            size -= len(text) - len(messages[place]["content"])
-    return size
+def _weigh(messages: Sequence[Message]) -> int:
+    return sum(map(weigh_message, messages))
+
+
+def _shorten_result(message: Message) -> Message:
+    text = message.get("content")
+    if message.get("role") != "tool" or not isinstance(text, str) or len(text) <= SHORTENED:
+        return message
+    return {**message, "content": _shorten(text, SHORTENED)}
+
+
+def _remove_pictures(message: Message) -> Message:
+    content = message.get("content")
+    if not isinstance(content, list) or not any(map(_is_picture, content)):
+        return message
+    removed = {"type": "text", "text": "[a picture was removed]"}
+    return {**message, "content": [removed if _is_picture(one) else one for one in content]}
+
+
+def _is_picture(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == "image_url"
 
 
 def _shorten(text: str, length: int) -> str:
@@ -424,9 +564,11 @@ def _shorten(text: str, length: int) -> str:
 
 
 def _shorten_message(message: Message, size: int) -> Message:
-    """Shortens a message that is too large by itself: images go, and the end of a long text."""
+    """Shortens a message that is too large by itself: images go, what it carries (which fits the
+    whole message only), and the end of a long text."""
     if measure_message(message) <= size:
         return message
+    message = drop_carried(message)
     content = message.get("content")
     if not isinstance(content, str):
         texts = [str(part.get("text") or f"[{part.get('type')} removed]") for part in content or ()]
@@ -434,15 +576,23 @@ def _shorten_message(message: Message, size: int) -> Message:
     return {**message, "content": _shorten(content, size) if len(content) > size else content}
 
 
-def _find_last_exchange(messages: Sequence[Message]) -> int:
-    """Finds where the part begins that must stay: the last message that is not a result."""
-    place = len(messages) - 1
-    while place > 0 and messages[place].get("role") == "tool":
-        place -= 1
-    return max(place, 0)
-
-
 def measure_message(message: Message) -> int:
+    """Measures what a message takes where it is stored."""
     content = message.get("content")
     size = len(content) if isinstance(content, str) else len(str(content or ""))
-    return size + len(str(message.get("tool_calls") or "")) + 10
+    return size + _measure_others(message)
+
+
+def weigh_message(message: Message) -> int:
+    """Measures what a message takes of a model's context, in characters of text."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return measure_message(message)
+    pictures = sum(map(_is_picture, content))
+    texts = sum(len(str(one)) for one in content if not _is_picture(one))
+    return texts + pictures * PICTURE_TOKENS * CHARS_PER_TOKEN + _measure_others(message)
+
+
+def _measure_others(message: Message) -> int:
+    others = (message.get("tool_calls"), message.get(CARRY))
+    return sum(len(str(one)) for one in others if one) + 10

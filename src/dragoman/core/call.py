@@ -367,6 +367,8 @@ class Result(Struct, frozen=True, kw_only=True):
     structured: Any = ABSENT
     failed: bool = False
     """The tool ran and reports that it failed; the content says why."""
+    ending: str = ""
+    """How a result ends that is not whole: `cut` at a limit. The content says so too."""
     extra: Mapping[str, Any] = structs.field(default_factory=dict)
     size: int = -1
     """Size in bytes on the wire, where known: small results need not be measured."""

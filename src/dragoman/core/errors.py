@@ -194,6 +194,19 @@ class TaskLost(WorkFailed):
     Whether the work was done is unknown."""
 
 
+class AnswerRefused(WorkFailed):
+    """The model of an agent refused to answer; the message has its words."""
+
+
+class AnswerFiltered(WorkFailed):
+    """A content filter of the model's provider stopped the answer of an agent."""
+
+
+class EmptyAnswer(WorkFailed):
+    """The model of an agent answered with nothing, twice, or used its limit of tokens up before an
+    answer."""
+
+
 class RemoteA2ATaskFailedError(WorkFailed):
     """The agent of the skill reports that its task failed."""
 

@@ -359,6 +359,7 @@ def encode_reply(result: Result | None, error: HubError | None, origins: Origins
     elif result is not None:
         said |= {"content": list(result.content), "failed": result.failed}
         said["extra"] = dict(result.extra)
+        said["ending"] = result.ending
         if result.structured is not ABSENT:
             said["structured"] = result.structured
     try:
@@ -406,6 +407,7 @@ def parse_reply(data: bytes, found: StoredApproval) -> KeptReply:
     result = Result(
         content=said["content"],
         failed=said["failed"],
+        ending=said.get("ending", ""),
         extra=said["extra"],
         structured=said.get("structured", ABSENT),
     )

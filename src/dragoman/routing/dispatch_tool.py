@@ -208,7 +208,7 @@ class DispatchTool:
             )
             outcome = _find_outcome(within, result)
             if outcome in (COMPLETED, FAILED):
-                is_success = not result.failed
+                is_success = not (result.failed or result.ending)
         except HubError as error:
             within.notes.has_left = error.has_left
             outcome = FAILED if isinstance(error, TargetFailed) else REFUSED

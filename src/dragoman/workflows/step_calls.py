@@ -127,7 +127,8 @@ def _may_have_acted(error: HubError) -> bool:
 
 def output_from_result(result: Result) -> dict[str, Any]:
     """What later steps may use: `text`, the `data` that came as such or as JSON in the text, other
-    `content`, and of a dispatch the `agent` and the `decisionId`."""
+    `content`, the `ending` of a result that is not whole, and of a dispatch the `agent` and the
+    `decisionId`."""
     texts: list[str] = []
     data: list[Any] = [] if result.structured is ABSENT else [result.structured]
     others: list[Any] = []
@@ -147,6 +148,8 @@ def output_from_result(result: Result) -> dict[str, Any]:
         output["data"] = data[0] if len(data) == 1 else data
     if others:
         output["content"] = others
+    if result.ending:
+        output["ending"] = result.ending
     meta = result.extra.get("_meta")
     about = meta.get(DISPATCH_META) if isinstance(meta, Mapping) else None
     if isinstance(about, Mapping):

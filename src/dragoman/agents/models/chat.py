@@ -5,6 +5,7 @@ Messages are plain objects in the form of OpenAI's chat completions, which most 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -13,7 +14,42 @@ from dragoman.core.errors import TargetFailed, WorkFailed
 from dragoman.core.structs import Struct
 
 Message = Mapping[str, Any]
-"""`role` is `system`, `user`, `assistant` or `tool`."""
+"""`role` is `system`, `user`, `assistant` or `tool`. An answer of a model may have a `CARRY`."""
+CARRY = "carry"
+"""In an answer: what its server wants back unchanged with the next request, and no other server
+understands: `{"origin": …, "data": …}`."""
+SHOWN = "shown"
+"""Set in a message of the hub that stands between those of an exchange: no user wrote it."""
+CUT, REFUSED, FILTERED = "cut", "refused", "filtered"
+"""How answers end that are not whole: at a limit of tokens, by a refusal of the model, or by a
+content filter of its provider."""
+
+
+def find_carried(message: Message, origin: str) -> Mapping[str, Any]:
+    """Finds what a message carries for the model with that origin; empty if it has nothing."""
+    carry = message.get(CARRY)
+    if not isinstance(carry, Mapping) or carry.get("origin") != origin:
+        return {}
+    data = carry.get("data")
+    return data if isinstance(data, Mapping) else {}
+
+
+def drop_carried(message: Message) -> Message:
+    return {name: value for name, value in message.items() if name != CARRY}
+
+
+_ABOUT_CARRIED = re.compile(r"signature|thinking|thought|reasoning|encrypted.content")
+
+
+def is_about_carried(messages: Sequence[Message], origin: str, error: str) -> bool:
+    """Whether an error may be about what messages carry for the model with that origin: it does not
+    take its reasoning back, or its server can no longer read it, as after a change of the account.
+    """
+    carried = [data for one in messages if (data := find_carried(one, origin))]
+    extras = [extra for data in carried for extra in data.get("tool_calls") or ()]
+    text = error.lower()
+    is_named = any(name in text for extra in extras for name in extra)
+    return bool(carried) and (is_named or _ABOUT_CARRIED.search(text) is not None)
 
 
 class ToolRequest(Struct, frozen=True):
@@ -40,8 +76,10 @@ class ModelReply(Struct, frozen=True):
     usage: ModelUsage = ModelUsage()
     model: str = ""
     """The model that answered."""
-    is_cut: bool = False
-    """Whether the model stopped because its answer became too long."""
+    ending: str = ""
+    """`CUT`, `REFUSED` or `FILTERED`; empty for a whole answer."""
+    carry: Mapping[str, Any] | None = None
+    """The `CARRY` of its message."""
 
 
 class OfferedTool(Struct, frozen=True):

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dragoman.agents.models.chat import (
+    CUT,
     ClientNeeded,
     Message,
     ModelReply,
@@ -61,8 +62,8 @@ class ClientModel:
             raise WorkFailed("the client's model has not answered with text")
         model = str(answer.get("model") or self.name)[:200]
         text = "\n".join(map(str, texts))
-        cut = answer.get("stopReason") == "maxTokens"
-        return parse_reply(ModelReply(text, (), ModelUsage(), model, cut), take_text)
+        ending = CUT if answer.get("stopReason") == "maxTokens" else ""
+        return parse_reply(ModelReply(text, (), ModelUsage(), model, ending), take_text)
 
 
 def _render(message: Message) -> dict[str, Any]:

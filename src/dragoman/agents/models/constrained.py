@@ -79,7 +79,7 @@ def flatten_message(message: Message) -> Message:
         return {"role": "user", "content": f"Result of the tool: {message.get('content')}"}
     requests = message.get("tool_calls")
     if not requests:
-        return message
+        return {"role": message.get("role"), "content": message.get("content") or ""}
     function = requests[0]["function"]
     text = f'{{"tool": "{function["name"]}", "args": {function["arguments"] or "{}"}}}'
     return {"role": "assistant", "content": text}
@@ -98,4 +98,4 @@ def parse_reply(reply: ModelReply, on_text: TakeText) -> ModelReply:
     if isinstance(answer, dict) and isinstance(answer.get(FINAL), str):
         text = answer[FINAL]
     on_text(text)
-    return ModelReply(text, (), reply.usage, reply.model, reply.is_cut)
+    return ModelReply(text, (), reply.usage, reply.model, reply.ending)

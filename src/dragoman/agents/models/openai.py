@@ -7,10 +7,15 @@ streamed is accepted too.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dragoman.agents.models.chat import (
+    CUT,
+    FILTERED,
+    REFUSED,
+    ContextTooLong,
     Message,
     ModelReply,
     ModelUnavailable,
@@ -18,14 +23,27 @@ from dragoman.agents.models.chat import (
     OfferedTool,
     TakeText,
     ToolRequest,
+    drop_carried,
+    find_carried,
+    is_about_carried,
 )
-from dragoman.agents.models.failures import build_failure, find_error
-from dragoman.core.errors import BadReply, TimedOut, Unreachable
+from dragoman.agents.models.failures import build_failure, find_error, find_pause
+from dragoman.agents.models.traits import (
+    adapt_body,
+    drop_members,
+    find_refused,
+    find_traits,
+)
+from dragoman.core.errors import BadReply, TargetFailed, TimedOut, Unreachable
 from dragoman.core.structs import Struct
 from dragoman.wire.http import HttpClient, HttpReply
 from dragoman.wire.json import decode_reply, encode
 from dragoman.wire.sse import EventTooLong, SseParser, split_pieces
 
+log = logging.getLogger(__name__)
+
+MAX_ADAPTED = 4
+"""How often a request is adapted to what its server refuses: one member after the other."""
 MAX_REPLY = 10 * 1024 * 1024
 MAX_ERROR = 64 * 1024
 MAX_TOOL_REQUESTS = 128
@@ -44,6 +62,8 @@ class OpenAiSettings(Struct, frozen=True, kw_only=True):
     """Seconds between two pieces of it."""
     extra: Mapping[str, Any] = {}
     """Further members of the request."""
+    omit: Sequence[str] = ()
+    """Members that are left out of it."""
 
 
 class OpenAiModel:
@@ -56,6 +76,11 @@ class OpenAiModel:
         self.name = settings.model
         self._http = http
         self._url = f"{settings.base_url.rstrip('/')}{self.path}"
+        self.origin = f"{self._url} {settings.model}"
+        """What its answers carry is sent to the same address and model only."""
+        self._traits = find_traits(settings.base_url)
+        self._refused: frozenset[str] = frozenset()
+        """Optional members that the server has refused."""
         self._headers = {"content-type": "application/json", "accept": "text/event-stream"}
         if settings.api_key:
             self._headers["authorization"] = f"Bearer {settings.api_key}"
@@ -67,16 +92,7 @@ class OpenAiModel:
         on_text: TakeText,
         schema: Mapping[str, Any] | None = None,
     ) -> ModelReply:
-        body = self._build_request(messages, tools, schema)
-        timeout = self.settings.timeout
-        try:
-            reply = await self._http.request(
-                "POST", self._url, self._headers, encode(body), timeout=timeout
-            )
-        except (Unreachable, TimedOut) as error:
-            raise ModelUnavailable(f'the model "{self.name}" cannot be reached: {error}') from error
-        if reply.status != 200:
-            raise await self._build_error(reply)
+        reply = await self._send_until_accepted(messages, tools, schema)
         answer = self._open_answer(on_text, (self.settings.api_key, *reply.secrets))
         try:
             if "event-stream" in reply.headers.get("content-type", ""):
@@ -91,8 +107,50 @@ class OpenAiModel:
             reply.body.close()
         return answer.build()
 
+    async def _send_until_accepted(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[OfferedTool],
+        schema: Mapping[str, Any] | None,
+    ) -> HttpReply:
+        """Sends the request, and once more without the optional members that an error names, which
+        the server is not sent again if that helped, or without what messages carry if the error is
+        about that."""
+        left_out: frozenset[str] = frozenset()
+        for _ in range(MAX_ADAPTED):
+            body = self._build_request(messages, tools, schema)
+            body = adapt_body(body, self._traits.omitted | self._refused | left_out)
+            reply = await self._send(body)
+            if reply.status == 200:
+                self._refused |= left_out
+                return reply
+            text = await self._read_error(reply)
+            error = self._build_error(reply, text)
+            if reply.status not in (400, 422) or isinstance(error, ContextTooLong):
+                raise error
+            if refused := find_refused(body, text):
+                log.warning(
+                    'the model "%s" is asked without %s, which its server refuses: %s',
+                    self.name, ", ".join(sorted(refused)), error,
+                )  # fmt: skip
+                left_out |= refused
+            elif is_about_carried(messages, self.origin, text):
+                messages = [drop_carried(one) for one in messages]
+            else:
+                raise error
+        raise error
+
+    async def _send(self, body: Mapping[str, Any]) -> HttpReply:
+        timeout = self.settings.timeout
+        try:
+            return await self._http.request(
+                "POST", self._url, self._headers, encode(body), timeout=timeout
+            )
+        except (Unreachable, TimedOut) as error:
+            raise ModelUnavailable(f'the model "{self.name}" cannot be reached: {error}') from error
+
     def _open_answer(self, on_text: TakeText, secrets: tuple[str, ...]) -> ChatAnswer:
-        return ChatAnswer(self.name, on_text, secrets)
+        return ChatAnswer(self.name, on_text, secrets, self.origin)
 
     def _build_request(
         self,
@@ -102,16 +160,16 @@ class OpenAiModel:
     ) -> dict[str, Any]:
         settings = self.settings
         body: dict[str, Any] = {
+            "stream_options": {"include_usage": True},
             **settings.extra,
             "model": settings.model,
-            "messages": messages,
+            "messages": [build_message(one, self.origin) for one in messages],
             "stream": True,
-            "stream_options": {"include_usage": True},
         }
         if settings.temperature is not None:
             body["temperature"] = settings.temperature
         if settings.max_tokens is not None:
-            body["max_tokens"] = settings.max_tokens
+            body[self._traits.max_tokens] = settings.max_tokens
         if tools:
             body["tools"] = [
                 {
@@ -127,7 +185,7 @@ class OpenAiModel:
         if schema is not None:
             named = {"name": "answer", "schema": schema}
             body["response_format"] = {"type": "json_schema", "json_schema": named}
-        return body
+        return drop_members(body, settings.omit)
 
     async def _read_stream(self, reply: HttpReply, answer: ChatAnswer) -> None:
         parser, size = SseParser(), 0
@@ -150,19 +208,57 @@ class OpenAiModel:
         if not answer.is_complete:
             raise Unreachable("the stream ended before the answer was complete", sent=True)
 
-    async def _build_error(self, reply: HttpReply) -> Exception:
+    async def _read_error(self, reply: HttpReply) -> str:
         try:
-            text = (await reply.body.read(MAX_ERROR)).decode("utf-8", "replace")
+            return (await reply.body.read(MAX_ERROR)).decode("utf-8", "replace")
         except (BadReply, TimedOut, Unreachable):
-            text = ""
+            return ""
         finally:
             reply.body.close()
-        retry_after = _parse_retry_after(reply.headers.get("retry-after", ""))
+
+    def _build_error(self, reply: HttpReply, text: str) -> TargetFailed:
         words = find_error(text, self.settings.api_key, *reply.secrets)
-        return build_failure(self.name, reply.status, words, retry_after)
+        return build_failure(self.name, reply.status, words, find_pause(reply.headers, text))
 
     def _build_malformed(self, why: str) -> ModelUnavailable:
         return ModelUnavailable(f'the model "{self.name}" sent an invalid answer: {why[:300]}')
+
+
+_OWN_MEMBERS = frozenset(
+    ("role", "content", "tool_calls", "tool_call_id", "id", "type", "function")
+)
+
+
+def build_message(message: Message, origin: str) -> dict[str, Any]:
+    """Builds a message as servers take it: with what it carries for this model, with arguments that
+    are JSON, and never without content."""
+    made = {name: value for name, value in message.items() if name in _OWN_MEMBERS}
+    carried = find_carried(message, origin)
+    made.update(carried.get("message") or {})
+    calls = message.get("tool_calls")
+    if not calls:
+        if made.get("content") is None:
+            made["content"] = ""
+        return made
+    extras = carried.get("tool_calls") or ()
+    made["tool_calls"] = [
+        {
+            **(extras[place] if place < len(extras) else {}),
+            **one,
+            "function": {**one["function"], "arguments": mend_arguments(one["function"])},
+        }
+        for place, one in enumerate(calls)
+    ]
+    return made
+
+
+def mend_arguments(function: Mapping[str, Any]) -> str:
+    """Returns the arguments of an earlier call as JSON: a model may have written something else,
+    which some servers do not take back."""
+    text = str(function.get("arguments") or "")
+    if _is_object(text):
+        return text
+    return encode({"malformed": text} if text.strip() else {}).decode()
 
 
 class _Request:
@@ -170,6 +266,8 @@ class _Request:
 
     def __init__(self, id: str, function: Mapping[str, Any]) -> None:
         self.id = self.name = self.arguments = ""
+        self.extra: dict[str, Any] = {}
+        """What the server wants back with the call."""
         self.add(id, function)
         self._is_whole = _is_object(self.arguments)
         """Whether its first piece has all of it."""
@@ -194,9 +292,16 @@ class _Request:
 class ChatAnswer:
     """Puts the pieces of a streamed answer together."""
 
-    def __init__(self, model: str, on_text: TakeText, secrets: tuple[str, ...]) -> None:
+    def __init__(
+        self, model: str, on_text: TakeText, secrets: tuple[str, ...], origin: str
+    ) -> None:
         """`secrets` are removed from errors."""
         self._secrets = secrets
+        self._origin = origin
+        self._thoughts = ThoughtFilter()
+        self._is_refused = False
+        self._carried: dict[str, Any] = {}
+        """Members of the message that the server wants back."""
         self.is_done = False
         self._name = self._model = model
         self._on_text = on_text
@@ -248,10 +353,11 @@ class ChatAnswer:
 
     def _build_error(self, error: Any) -> Exception:
         """Builds the error that comes with a status of 200: some have the status as a code."""
-        words = find_error(encode({"error": error}).decode(), *self._secrets)
+        text = encode({"error": error}).decode()
+        words = find_error(text, *self._secrets)
         code = str(error.get("code")) if isinstance(error, dict) else ""
         status = int(code) if code.isascii() and code.isdigit() and len(code) == 3 else 500
-        return build_failure(self._name, status, words)
+        return build_failure(self._name, status, words, find_pause({}, text))
 
     def _take_choice(self, choice: Mapping[str, Any], delta: Any) -> None:
         if isinstance(delta, dict):
@@ -261,12 +367,15 @@ class ChatAnswer:
             raise BadReply("it ended with an error, and gave no reason")
 
     def _take_delta(self, delta: Mapping[str, Any]) -> None:
-        for text in (delta.get("content"), delta.get("refusal")):
-            if isinstance(text, list):  # content parts
-                text = "".join(str(one.get("text") or "") for one in list_objects(text))
-            if isinstance(text, str) and text:
-                self._text.append(text)
-                self._on_text(text)
+        text = delta.get("content")
+        if isinstance(text, list):  # content parts
+            text = "".join(str(one.get("text") or "") for one in list_objects(text))
+        if isinstance(text, str):
+            self._take_text(self._thoughts.feed(text))
+        if isinstance(refusal := delta.get("refusal"), str) and refusal:
+            self._is_refused = True
+            self._take_text(refusal)
+        self._take_reasoning(delta)
         for place, piece in enumerate(list_objects(delta.get("tool_calls"))):
             index = piece.get("index")
             self._take_piece(index if isinstance(index, int) else place, piece)
@@ -280,19 +389,123 @@ class ChatAnswer:
         if request is None or request.is_another(id, str(function.get("name") or "")):
             if len(self._requests) >= MAX_TOOL_REQUESTS:
                 raise BadReply(f"it asks for more than {MAX_TOOL_REQUESTS} tool calls at once")
-            self._by_index[index] = _Request(id, function)
-            self._requests.append(self._by_index[index])
+            request = self._by_index[index] = _Request(id, function)
+            self._requests.append(request)
         else:
             request.add(id, function)
+        more = {name: one for name, one in piece.items() if name not in _PIECE_MEMBERS}
+        request.extra.update({name: one for name, one in more.items() if one is not None})
+
+    def _take_text(self, text: str) -> None:
+        if text:
+            self._text.append(text)
+            self._on_text(text)
+
+    def _take_reasoning(self, delta: Mapping[str, Any]) -> None:
+        thought = delta.get("reasoning_content")
+        if isinstance(thought, str):
+            self._carried["reasoning_content"] = (
+                self._carried.get("reasoning_content", "") + thought
+            )
+        for detail in list_objects(delta.get("reasoning_details")):
+            merge_detail(self._carried.setdefault("reasoning_details", []), detail)
 
     def build(self) -> ModelReply:
         made: dict[str, ToolRequest] = {}
+        extras: list[dict[str, Any]] = []
         for number, one in enumerate(self._requests):
             if one.name or one.arguments:
                 id = one.id if one.id and one.id not in made else f"{one.id or 'call'}_{number}"
                 made[id] = ToolRequest(id, one.name, one.arguments)
-        text, is_cut = "".join(self._text), self._finish == "length"
-        return ModelReply(text, list(made.values()), self._usage, self._model, is_cut)
+                extras.append(one.extra)
+        self._take_text(self._thoughts.finish())
+        text, ending = "".join(self._text), self._find_ending()
+        data = self._build_carried(extras)
+        carry = {"origin": self._origin, "data": data} if data else None
+        return ModelReply(text, list(made.values()), self._usage, self._model, ending, carry)
+
+    def _find_ending(self) -> str:
+        finish = self._finish.lower()
+        if finish.startswith(_FILTERED):
+            return FILTERED
+        if self._is_refused or finish == "refusal":
+            return REFUSED
+        return CUT if finish in ("length", "max_tokens") else ""
+
+    def _build_carried(self, extras: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        data: dict[str, Any] = {}
+        if self._carried:
+            data["message"] = self._carried
+        if any(extras):
+            data["tool_calls"] = extras
+        return data
+
+
+_PIECE_MEMBERS = frozenset(("index", "id", "type", "function"))
+
+
+def merge_detail(details: list[dict[str, Any]], piece: Mapping[str, Any]) -> None:
+    """Adds a piece of `reasoning_details`: those with one type and index are one block, whose text
+    comes in pieces and whose signature may come last."""
+    known = next((one for one in details if _is_same_block(one, piece)), None)
+    if known is None:
+        details.append(dict(piece))
+        return
+    for name, value in piece.items():
+        if name in ("text", "summary") and isinstance(value, str):
+            known[name] = (known.get(name) or "") + value
+        elif value is not None:
+            known[name] = value
+
+
+def _is_same_block(known: Mapping[str, Any], piece: Mapping[str, Any]) -> bool:
+    if not isinstance(piece.get("index"), int) or (known.get("data") and piece.get("data")):
+        return False  # encrypted data never comes in pieces
+    if known.get("id") and piece.get("id") and known["id"] != piece["id"]:
+        return False
+    return all(known.get(name) == piece.get(name) for name in ("type", "index"))
+
+
+_FILTERED = ("content_filter", "safety", "recitation", "prohibited_content", "blocklist")
+"""Reasons to finish, in lower case; the others are Google's."""
+
+
+class ThoughtFilter:
+    """Removes the thoughts that models write at the beginning of an answer if their server does not
+    tell thoughts from text."""
+
+    _OPEN, _CLOSE = "<think>", "</think>"
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._is_inside = False
+        self._is_over = False
+        """Whether everything that follows is the answer."""
+
+    def feed(self, text: str) -> str:
+        """Returns what is known to belong to the answer."""
+        if self._is_over:
+            return text
+        self._held += text
+        if not self._is_inside:
+            begun = self._held.lstrip()
+            if not begun.startswith(self._OPEN):
+                return "" if self._OPEN.startswith(begun) else self._end(self._held)
+            self._is_inside, self._held = True, begun[len(self._OPEN) :]
+        _, closed, rest = self._held.partition(self._CLOSE)
+        if rest := rest.lstrip():
+            return self._end(rest)
+        # The rest of the thoughts is not kept; white space may follow them.
+        self._held = self._CLOSE if closed else self._held[-len(self._CLOSE) :]
+        return ""
+
+    def finish(self) -> str:
+        """Returns what was held back, at the end of the answer."""
+        return "" if self._is_inside or self._is_over else self._end(self._held)
+
+    def _end(self, text: str) -> str:
+        self._is_over, self._held = True, ""
+        return text
 
 
 def _is_object(arguments: str) -> bool:
@@ -313,10 +526,3 @@ def read_count(value: Any) -> int:
 def _read_cost(value: Any) -> float:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if is_number and 0 <= value < 1e9 else 0.0
-
-
-def _parse_retry_after(text: str) -> float | None:
-    try:
-        return max(0.0, float(text))
-    except ValueError:
-        return None

@@ -12,6 +12,7 @@ import json
 import math
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, cast
 
 import httpx2
@@ -24,6 +25,9 @@ from pydantic_ai.settings import ModelSettings
 from pydantic_ai.tools import ToolDefinition
 
 from dragoman.agents.models.chat import (
+    CUT,
+    FILTERED,
+    REFUSED,
     ContextTooLong,
     Message,
     ModelReply,
@@ -32,11 +36,21 @@ from dragoman.agents.models.chat import (
     OfferedTool,
     TakeText,
     ToolRequest,
+    drop_carried,
+    find_carried,
+    is_about_carried,
 )
-from dragoman.agents.models.failures import build_failure, find_error
+from dragoman.agents.models.failures import build_failure, find_error, find_pause
 from dragoman.agents.models.openai import MAX_REPLY, MAX_TOOL_REQUESTS
 from dragoman.agents.models.provider import ProviderSettings
-from dragoman.core.errors import HubError, TargetFailed, TimedOut, Unreachable, WorkFailed
+from dragoman.core.errors import (
+    AnswerFiltered,
+    HubError,
+    TargetFailed,
+    TimedOut,
+    Unreachable,
+    WorkFailed,
+)
 from dragoman.wire.http import Body, HttpClient
 
 _RETRYING = frozenset({"anthropic"})
@@ -58,6 +72,8 @@ class PydanticAiModel:
         `WorkFailed` for settings that the provider does not accept."""
         self.settings = settings
         self.name = settings.model
+        self.origin = f"{settings.provider} {settings.base_url} {settings.model}"
+        """What its answers carry is sent to the same address and model only."""
         try:
             self._model = infer_model(
                 f"{settings.provider}:{settings.model}",
@@ -74,12 +90,28 @@ class PydanticAiModel:
         on_text: TakeText,
         schema: Mapping[str, Any] | None = None,
     ) -> ModelReply:
+        try:
+            return await self._complete(messages, tools, on_text, schema)
+        except WorkFailed as error:
+            cause = error.__cause__
+            is_refused = isinstance(cause, exceptions.ModelHTTPError) and cause.status_code == 400
+            if not is_refused or not is_about_carried(messages, self.origin, str(error)):
+                raise
+        return await self._complete([*map(drop_carried, messages)], tools, on_text, schema)
+
+    async def _complete(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[OfferedTool],
+        on_text: TakeText,
+        schema: Mapping[str, Any] | None,
+    ) -> ModelReply:
         clock = asyncio.get_running_loop().time
         with self._translating_errors():
             async with asyncio.timeout(self.settings.timeout) as limit:
                 async with direct.model_request_stream(
                     self._model,
-                    build_messages(messages),
+                    build_messages(messages, self.origin),
                     model_settings=self._request_settings,
                     model_request_parameters=self._build_parameters(tools, schema),
                     instrument=False,
@@ -88,7 +120,7 @@ class PydanticAiModel:
                         limit.reschedule(clock() + self.settings.idle_timeout)
                         if text := _find_text(event):
                             on_text(text)
-                    reply = _build_reply(stream.get(), self.name)
+                    reply = _build_reply(stream.get(), self.name, self.origin)
         if len(reply.tool_requests) > MAX_TOOL_REQUESTS:
             raise ModelUnavailable(
                 f'the model "{self.name}" asks for more than {MAX_TOOL_REQUESTS} tool calls at once'
@@ -127,7 +159,7 @@ class PydanticAiModel:
         except exceptions.ModelAPIError as error:
             raise self._translate(error) from error
         except exceptions.ContentFilterError as error:
-            raise WorkFailed(self._describe("refused to answer", error)) from error
+            raise AnswerFiltered(self._describe("was stopped by a filter", error)) from error
         except (exceptions.UnexpectedModelBehavior, ValueError, KeyError) as error:
             raise ModelUnavailable(self._describe("sent an invalid answer", error)) from error
         except exceptions.UserError as error:
@@ -143,19 +175,27 @@ class PydanticAiModel:
             while cause is not None and not isinstance(cause, HubError):
                 cause = cause.__cause__
             words = self._describe("is unavailable", cause or error)
-            return ModelUnavailable(words, error.retry_after)
+            return ModelUnavailable(words, _find_pause(error))
         if isinstance(error, exceptions.ModelHTTPError):
             words = self._find_words(error)
-            return build_failure(self.name, error.status_code, words, error.retry_after)
+            return build_failure(self.name, error.status_code, words, _find_pause(error))
         return ModelUnavailable(self._describe("sent an invalid answer", error))
 
     def _describe(self, what: str, error: BaseException) -> str:
         return f'the model "{self.name}" {what}: {self._find_words(error)}'
 
     def _find_words(self, error: BaseException) -> str:
-        body = getattr(error, "body", None)
-        text = json.dumps(body) if isinstance(body, dict) else str(body or error)
-        return find_error(text, self.settings.api_key)
+        return find_error(_render_error(error), self.settings.api_key)
+
+
+def _render_error(error: BaseException) -> str:
+    body = getattr(error, "body", None)
+    return json.dumps(body) if isinstance(body, dict | list) else str(body or error)
+
+
+def _find_pause(error: exceptions.ModelAPIError) -> float | None:
+    """The library knows the headers, and not what Google says in the body."""
+    return find_pause({}, _render_error(error)) if error.retry_after is None else error.retry_after
 
 
 # --- requests -------------------------------------------------------------------------------------
@@ -185,15 +225,18 @@ def _build_request_settings(settings: ProviderSettings) -> ModelSettings:
     return cast(ModelSettings, {name: one for name, one in made.items() if one is not None})
 
 
-def build_messages(messages: Sequence[Message]) -> list[theirs.ModelMessage]:
-    """Translates from the form of OpenAI's chat completions."""
+def build_messages(messages: Sequence[Message], origin: str = "") -> list[theirs.ModelMessage]:
+    """Translates from the form of OpenAI's chat completions, with what answers carry for the model
+    with that origin."""
     made: list[theirs.ModelMessage] = []
     names: dict[str, str] = {}
     for message in messages:
         if message.get("role") == "assistant":
-            parts = _build_answer(message)
-            names |= {one.tool_call_id: one.tool_name for one in parts if _is_tool_call(one)}
-            made.append(theirs.ModelResponse(parts))
+            answer = _restore_answer(message, origin) or theirs.ModelResponse(
+                _build_answer(message)
+            )
+            names |= {one.tool_call_id: one.tool_name for one in answer.tool_calls}
+            made.append(answer)
             continue
         part = _build_request_part(message, names)
         if made and isinstance(made[-1], theirs.ModelRequest):
@@ -234,8 +277,35 @@ def _build_answer(message: Message) -> list[Any]:
     return parts
 
 
-def _is_tool_call(part: Any) -> bool:
-    return isinstance(part, theirs.ToolCallPart)
+def _restore_answer(message: Message, origin: str) -> theirs.ModelResponse | None:
+    """Restores the answer that a message carries, with the ids that the hub gave the tool calls;
+    None if it carries none, or the library no longer reads it."""
+    stored = find_carried(message, origin).get("response")
+    if stored is None:
+        return None
+    try:
+        (answer,) = theirs.ModelMessagesTypeAdapter.validate_python([stored])
+    except ValueError:
+        return None
+    calls = message.get("tool_calls") or ()
+    if not isinstance(answer, theirs.ModelResponse) or len(answer.tool_calls) != len(calls):
+        return None
+    left = iter(calls)
+    return replace(answer, parts=[_restore_part(one, left) for one in answer.parts])
+
+
+def _restore_part(part: Any, calls: Iterator[Mapping[str, Any]]) -> Any:
+    if not isinstance(part, theirs.ToolCallPart):
+        return part
+    call = next(calls)
+    return replace(part, tool_call_id=call["id"], args=_parse_object(call["function"]["arguments"]))
+
+
+def _has_more(part: Any) -> bool:
+    """Whether a part has something that a message in the form of OpenAI has no place for."""
+    if not isinstance(part, theirs.TextPart | theirs.ToolCallPart):
+        return True
+    return bool(part.provider_details or part.id)
 
 
 def _parse_object(text: str) -> dict[str, Any]:
@@ -258,7 +328,7 @@ def _find_text(event: Any) -> str:
     return ""
 
 
-def _build_reply(response: theirs.ModelResponse, model: str) -> ModelReply:
+def _build_reply(response: theirs.ModelResponse, model: str, origin: str) -> ModelReply:
     requests = [
         ToolRequest(one.tool_call_id, one.tool_name, _render_arguments(one.args))
         for one in response.parts
@@ -268,8 +338,21 @@ def _build_reply(response: theirs.ModelResponse, model: str) -> ModelReply:
     if not text and not requests and response.state != "complete":
         raise exceptions.UnexpectedModelBehavior("the answer is empty")
     usage = ModelUsage(response.usage.input_tokens, response.usage.output_tokens)
-    is_cut = response.finish_reason == "length"
-    return ModelReply(text, requests, usage, response.model_name or model, is_cut)
+    ending = _find_ending(response)
+    if ending == REFUSED and not text:
+        text = str((response.provider_details or {}).get("refusal") or "")
+    carry = None
+    if any(map(_has_more, response.parts)):
+        (stored,) = theirs.ModelMessagesTypeAdapter.dump_python([response], mode="json")
+        carry = {"origin": origin, "data": {"response": stored}}
+    return ModelReply(text, requests, usage, response.model_name or model, ending, carry)
+
+
+def _find_ending(response: theirs.ModelResponse) -> str:
+    if response.finish_reason == "content_filter":
+        told = str((response.provider_details or {}).get("finish_reason"))
+        return REFUSED if told == "refusal" else FILTERED  # Anthropic's
+    return CUT if response.finish_reason == "length" else ""
 
 
 def _render_arguments(arguments: Any) -> str:

@@ -8,10 +8,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dragoman.agents.models.chat import Message, ModelUsage, OfferedTool, TakeText
-from dragoman.agents.models.openai import ChatAnswer, OpenAiModel, list_objects, read_count
+from dragoman.agents.models.chat import Message, ModelUsage, OfferedTool, TakeText, find_carried
+from dragoman.agents.models.openai import (
+    ChatAnswer,
+    OpenAiModel,
+    list_objects,
+    mend_arguments,
+    read_count,
+)
+from dragoman.agents.models.traits import drop_members
 from dragoman.core.errors import BadReply
 from dragoman.wire.json import decode_reply
+
+ENCRYPTED_REASONING = "reasoning.encrypted_content"
+"""What is included in answers, so that a model need not think anew after each tool call."""
 
 
 class ResponsesModel(OpenAiModel):
@@ -20,7 +30,7 @@ class ResponsesModel(OpenAiModel):
     path = "/responses"
 
     def _open_answer(self, on_text: TakeText, secrets: tuple[str, ...]) -> ChatAnswer:
-        return ResponsesAnswer(self.name, on_text, secrets)
+        return ResponsesAnswer(self.name, on_text, secrets, self.origin)
 
     def _build_request(
         self,
@@ -31,9 +41,10 @@ class ResponsesModel(OpenAiModel):
         settings = self.settings
         body: dict[str, Any] = {
             "store": False,
+            "include": [ENCRYPTED_REASONING],
             **settings.extra,
             "model": settings.model,
-            "input": [item for message in messages for item in _list_items(message)],
+            "input": [item for message in messages for item in self._list_items(message)],
             "stream": True,
         }
         if settings.temperature is not None:
@@ -53,10 +64,33 @@ class ResponsesModel(OpenAiModel):
             ]
         if schema is not None:
             body["text"] = {"format": {"type": "json_schema", "name": "answer", "schema": schema}}
-        return body
+        return drop_members(body, settings.omit)
+
+    def _list_items(self, message: Message) -> list[dict[str, Any]]:
+        items = find_carried(message, self.origin).get("items")
+        restored = _restore_items(items, message) if isinstance(items, list) else None
+        return build_items(message) if restored is None else restored
 
 
-def _list_items(message: Message) -> list[dict[str, Any]]:
+def _restore_items(
+    items: Sequence[Mapping[str, Any]], message: Message
+) -> list[dict[str, Any]] | None:
+    """Returns the items as the server sent them, with the ids that the hub gave the tool calls;
+    None if the message has other calls."""
+    ids = [one["id"] for one in message.get("tool_calls") or ()]
+    calls = [one for one in items if one.get("type") == "function_call"]
+    if len(calls) != len(ids):
+        return None
+    left = iter(ids)
+    return [
+        {**one, "call_id": next(left), "arguments": mend_arguments(one)}
+        if one.get("type") == "function_call"
+        else {**one}
+        for one in items
+    ]
+
+
+def build_items(message: Message) -> list[dict[str, Any]]:
     """Lists the items of a message in the form of chat completions."""
     role, content = message.get("role"), message.get("content")
     if role == "tool":
@@ -67,7 +101,8 @@ def _list_items(message: Message) -> list[dict[str, Any]]:
         parts = content if isinstance(content, str) else [_build_part(one) for one in content]
         items.append({"role": role, "content": parts})
     for call in message.get("tool_calls") or ():
-        items.append({"type": "function_call", "call_id": call["id"], **call["function"]})
+        function = {**call["function"], "arguments": mend_arguments(call["function"])}
+        items.append({"type": "function_call", "call_id": call["id"], **function})
     return items
 
 
@@ -83,6 +118,10 @@ class ResponsesAnswer(ChatAnswer):
     _is_written = False
     """Whether text has come in pieces."""
 
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._items: list[dict[str, Any]] = []
+
     def take_event(self, data: bytes) -> None:
         if data.strip() == b"[DONE]":
             return  # some servers end the stream as chat completions do
@@ -90,9 +129,12 @@ class ResponsesAnswer(ChatAnswer):
         if not isinstance(event, dict):
             raise ValueError("an event is not an object")
         kind = event.get("type")
-        if kind in ("response.output_text.delta", "response.refusal.delta"):
+        if kind == "response.output_text.delta":
             self._is_written = True
             self._take_delta({"content": event.get("delta")})
+        elif kind == "response.refusal.delta":
+            self._is_written = True
+            self._take_delta({"refusal": event.get("delta")})
         elif kind == "response.output_item.done" and isinstance(event.get("item"), dict):
             self._take_item(event["item"])
         elif kind == "error":
@@ -107,12 +149,22 @@ class ResponsesAnswer(ChatAnswer):
             self._take_item(item)
         self._take_end(body)
 
-    def _take_item(self, item: Mapping[str, Any]) -> None:
+    def _take_item(self, item: dict[str, Any]) -> None:
+        self._items.append(item)
         if item.get("type") == "function_call":
             self._take_piece(len(self._requests), {"id": item.get("call_id"), "function": item})
         elif item.get("type") == "message" and not self._is_written:
             for part in list_objects(item.get("content")):
-                self._take_delta({"content": part.get("text") or part.get("refusal")})
+                self._take_delta({"content": part.get("text"), "refusal": part.get("refusal")})
+
+    def _build_carried(self, extras: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """The items, if they have more than the hub can rebuild. Reasoning that is not encrypted is
+        known to its server only if that stores it, which it is asked not to."""
+        items = [
+            one for one in self._items
+            if one.get("type") != "reasoning" or one.get("encrypted_content")
+        ]  # fmt: skip
+        return {"items": items} if any(map(_has_more, items)) else {}
 
     def _take_end(self, response: Any) -> None:
         if not isinstance(response, dict):
@@ -126,5 +178,13 @@ class ResponsesAnswer(ChatAnswer):
         if isinstance(usage := response.get("usage"), dict):
             read, written = usage.get("input_tokens"), usage.get("output_tokens")
             self._usage = ModelUsage(read_count(read), read_count(written))
-        self._finish = "length" if response.get("status") == "incomplete" else "stop"
+        self._finish = "stop"
+        if response.get("status") == "incomplete":
+            details = response.get("incomplete_details")
+            reason = details.get("reason") if isinstance(details, dict) else ""
+            self._finish = "content_filter" if reason == "content_filter" else "length"
         self.is_done = True
+
+
+def _has_more(item: Mapping[str, Any]) -> bool:
+    return item.get("type") not in ("message", "function_call") or "phase" in item

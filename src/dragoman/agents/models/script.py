@@ -14,6 +14,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from dragoman.agents.models.chat import (
+    SHOWN,
     Message,
     ModelReply,
     ModelUsage,
@@ -67,7 +68,8 @@ class ScriptModel:
         on_text: TakeText,
         schema: Mapping[str, Any] | None = None,
     ) -> ModelReply:
-        said = next((one for one in reversed(messages) if one.get("role") == "user"), None)
+        users = (one for one in reversed(messages) if one.get("role") == "user")
+        said = next((one for one in users if SHOWN not in one), None)
         message = _read_text(said) if said is not None else ""
         last = messages[-1] if messages else {}
         is_result = last.get("role") == "tool"
@@ -82,6 +84,7 @@ class ScriptModel:
             values = {"message": message, "result": result, "match": _find_match(found)}
             return _build_reply(step, values, tools, on_text)
         if is_result:  # no step for it: the result is the answer
+            result = result or "(the result is empty)"
             on_text(result)
             return ModelReply(result, usage=_count(message, result), model=self.name)
         raise WorkFailed(f"the script has no step for the message {message[:100]!r}")
