@@ -19,6 +19,7 @@ from dragoman.core.schedule_times import parse_timing
 from dragoman.core.secret_rules import Author
 from dragoman.core.structs import replace
 from dragoman.workflows import schema
+from dragoman.workflows.authorship import read_writer
 from dragoman.workflows.durations import parse_duration
 from dragoman.workflows.inputs import build_input
 from dragoman.workflows.json_schema import find_violations, suggest
@@ -81,7 +82,8 @@ def load_workflow(
     workflow, problems = _load(source, name)
     if workflow is None:
         raise InvalidDefinition(problems, file)
-    return replace(workflow, author=author)
+    writer = read_writer(source) if author is Author.API else None
+    return replace(workflow, author=author, writer=writer)
 
 
 def check_definition(source: str, name: str) -> list[Problem]:
