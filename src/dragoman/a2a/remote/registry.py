@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from dragoman.a2a.client.card_discovery import FoundCard, parse_origin
+from dragoman.a2a.client.card_discovery import FoundCard
 from dragoman.a2a.client.dialect_probe import check_supported
 from dragoman.a2a.config import WIRE_SKILL_ONLY, ExternalAgent
 from dragoman.a2a.protocol.errors import A2aError
@@ -50,7 +50,7 @@ from dragoman.core.events import REMOVED, AgentChanged
 from dragoman.core.loop_turns import LoopTurns
 from dragoman.core.secret_rules import Author, ReferenceRules, SecretUse
 from dragoman.core.structs import replace
-from dragoman.core.urls import render_origin
+from dragoman.core.urls import render_full_origin, render_origin
 from dragoman.wire.json import encode
 
 log = logging.getLogger(__name__)
@@ -273,7 +273,7 @@ class Registry:
         """Raises `InvalidInput` for a reference that is not allowed, or that was first registered
         for another origin: the right to register agents must not allow sending a credential to
         another host."""
-        origin = _render_full_origin(entry.url)
+        origin = render_full_origin(entry.url)
         use = SecretUse(Author.API, f'agent "{entry.name}"')
         for reference in list_references(entry, self._references):
             self._references.check(reference, use)
@@ -287,7 +287,7 @@ class Registry:
 
     def _bind(self, entry: ExternalAgent) -> None:
         for reference in list_references(entry, self._references):
-            self._store.bind_credential(reference, _render_full_origin(entry.url))
+            self._store.bind_credential(reference, render_full_origin(entry.url))
 
     # --- names ------------------------------------------------------------------------------------
 
@@ -541,14 +541,6 @@ class Registry:
         if member.watch is not None:
             await member.watch.refresh()
         return member
-
-
-def _render_full_origin(url: str) -> str:
-    origin = parse_origin(url)
-    if origin is None:
-        return render_origin(url)
-    host = f"[{origin.host}]" if ":" in origin.host else origin.host
-    return f"{origin.scheme}://{host}:{origin.port}"
 
 
 def _choose_provisional_name(values: Mapping[str, Any]) -> str:
