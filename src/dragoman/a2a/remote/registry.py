@@ -48,7 +48,7 @@ from dragoman.core.errors import (
 )
 from dragoman.core.events import REMOVED, AgentChanged
 from dragoman.core.loop_turns import LoopTurns
-from dragoman.core.secret_rules import Author, ReferenceRules, SecretUse
+from dragoman.core.secret_rules import Author, CredentialOrigins, ReferenceRules, SecretUse
 from dragoman.core.structs import replace
 from dragoman.core.urls import render_full_origin, render_origin
 from dragoman.wire.json import encode
@@ -72,7 +72,7 @@ OtherNames = dict[str, tuple[str, str]]
 """The kinds and names of servers and local agents, by the prefix of their tools."""
 
 
-class AgentStore(Protocol):
+class AgentStore(CredentialOrigins, Protocol):
     """Stores registrations and cards. May raise `StorageFailed`."""
 
     def iterate_agents(self) -> Iterator[dict[str, Any]]: ...
@@ -83,11 +83,6 @@ class AgentStore(Protocol):
         """Lists digest, time and size of each, the newest first."""
 
     def load_card(self, agent: str, digest: str) -> bytes | None: ...
-
-    def bind_credential(self, reference: str, origin: str) -> None:
-        """Allows the credential for that origin. A binding outlives its agent."""
-
-    def list_bound_origins(self, reference: str) -> list[str]: ...
 
 
 class Registry:
@@ -271,23 +266,14 @@ class Registry:
 
     def _check_references(self, entry: ExternalAgent) -> None:
         """Raises `InvalidInput` for a reference that is not allowed, or that was first registered
-        for another origin: the right to register agents must not allow sending a credential to
-        another host."""
-        origin = render_full_origin(entry.url)
-        use = SecretUse(Author.API, f'agent "{entry.name}"')
+        for another origin."""
+        use = SecretUse(Author.API, f'agent "{entry.name}"', render_full_origin(entry.url))
         for reference in list_references(entry, self._references):
             self._references.check(reference, use)
-            bound = self._store.list_bound_origins(reference)
-            if bound and origin not in bound:
-                raise InvalidInput(
-                    f'"{reference}" is reserved for {" and ".join(bound)}, where it was registered '
-                    f"first, and is not sent to {origin}: put the credential for {origin} under "
-                    "another name, or write the agent into config.toml. See: dragoman docs registry"
-                )
 
     def _bind(self, entry: ExternalAgent) -> None:
         for reference in list_references(entry, self._references):
-            self._store.bind_credential(reference, render_full_origin(entry.url))
+            self._references.bind(reference, render_full_origin(entry.url))
 
     # --- names ------------------------------------------------------------------------------------
 
