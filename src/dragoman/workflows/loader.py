@@ -42,7 +42,7 @@ from dragoman.workflows.model import (
     Workflow,
 )  # fmt: skip
 from dragoman.workflows.step_graph import CheckedGraph, DefinedStep, StepGraph, TemplatedValue
-from dragoman.workflows.templates import CLOSE, EVENT_DATA, OPEN, compile_value, has_template
+from dragoman.workflows.templates import CLOSE, ENV, EVENT_DATA, OPEN, compile_value, has_template
 from dragoman.workflows.yaml_reader import (
     MAX_PROBLEMS,
     EnoughProblems,
@@ -302,6 +302,7 @@ class _DefinitionLoader:
             if "event" in own:
                 self._check_event(own["event"], (*at, "config", "event"))
         values = self._compile_all(own, (*at, "config"))
+        self._check_naming(values, (*at, "config"))
         values += self._compile_all(self._load_condition(one, at), (*at, "when"))
         depends_on = one.get("dependsOn", ())
         on_error = one.get("onError", FAIL)
@@ -315,6 +316,17 @@ class _DefinitionLoader:
             values=values,
             written=one,
         )
+
+    def _check_naming(self, values: Sequence[TemplatedValue], config: Path) -> None:
+        """What names something is recorded and shown: no value of a variable may get there."""
+        for value in values:
+            member = value.path[len(config)]
+            for reference in value.references:
+                if reference.root == ENV and member in schema.NAMING:
+                    words = f'"{member}" is recorded and shown'
+                    self._report(
+                        value.path, f'"{reference}" is a secret, and {words}: write a name'
+                    )
 
     def _check_until(self, config: Mapping[str, Any], at: Path) -> None:
         until = config.get("until")
