@@ -17,7 +17,7 @@ from dragoman.cli.main import cli
 
 TESTS = Path(__file__).parent
 PAGE = DOCS / "security.md"
-THREATS = range(1, 59)
+THREATS = range(1, 60)
 WITHOUT_TESTS = ("Not covered yet", "Not applicable")
 LABELS = {"untrusted_agent", "external_network"}
 

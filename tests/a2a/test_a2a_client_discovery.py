@@ -17,10 +17,10 @@ from dragoman.a2a.client.card_discovery import (
     CardDiscovery,
     CardTrust,
     list_card_urls,
-    parse_origin,
     strip_card_path,
 )
 from dragoman.core.errors import BadReply, ConfigError, InvalidInput
+from dragoman.core.urls import parse_origin
 from dragoman.net.client import OutboundHttp
 
 

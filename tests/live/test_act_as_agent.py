@@ -5,18 +5,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
 from tests.live.configurable_servers import run_configurable_hub, tool
-from tests.live.conftest import RunningHub
+from tests.live.conftest import RunningHub, open_keys
+from tests.live.intruder_server import Unix
 from tests.live.module_hub import until
 from tests.peers import wire
 from tests.peers.process import HttpPeer
 
 pytestmark = pytest.mark.promise("U7", "F3")
 
-CONFIG = 'api_key = "owner-of-the-tests-0123456789"\n'
+CONFIG = 'api_key = "owner-of-the-tests-0123456789"\n[tools]\ncommand_sandbox = "off"\n'
 OFFERS = {
     "tools": [tool(name) for name in ("read", "write", "drop", "secret")],
     "results": {"read": {"content": [{"type": "text", "text": "what was read"}]}},
@@ -27,9 +29,17 @@ org = "ORG"
 model = "never-asked"
 base_url = "http://127.0.0.1:9"
 [capabilities]
-tools = ["files.read", "files.write", "files.drop", "peer.ask"]
+tools = ["files.read", "files.write", "files.drop", "peer.ask", "shell_exec", "workflow.runs"]
+shell = ["touch *"]
+"""
+WORKFLOW = """
+expose: true
+steps:
+  - {id: go, nodeId: tool.call, config: {tool: shell_exec, arguments: {command: "touch made"}}}
 """
 POLICIES = """
+@id("registrars")
+permit (principal in Hub::Role::"registrar", action == Hub::Action::"registry", resource);
 @id("boss-reads")
 forbid (principal == Hub::User::"key:boss", action in Hub::Action::"any_call",
   resource == Hub::Tool::"files.write");
@@ -46,11 +56,25 @@ class Rig:
             name: json.loads(hub.command("keys", "create", name, *roles, "--json").stdout)["key"]
             for name, roles in {"boss": ("--role", "owner"), "ci": ()}.items()
         }
+        with open_keys(hub.home) as store:
+            scopes = ["call", "registry"]
+            self.keys["registrar"] = store.create(
+                "registrar", owner="o", expires_at=None, scopes=scopes, roles=["registrar"]
+            )
 
     def act(self, who: str, agent: str, body: Any, **headers: str) -> wire.Answer:
         known = {"Authorization": f"Bearer {self.keys[who]}", "Accept": "application/json"}
         headers = {**known, **headers}
         return wire.post(f"{self.hub.url}/api/agents/{agent}/call", body, headers)
+
+    def act_as_owner(self, agent: str, body: Any) -> tuple[int, str]:
+        """On the Unix socket of the home, as the console does for the owner."""
+        to = str(self.hub.home / "run" / "http.sock")
+        sent = {"Content-Type": "application/json"}
+        with closing(Unix(to)) as connection:
+            connection.request("POST", f"/api/agents/{agent}/call", json.dumps(body), sent)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
 
     def list_records(self, trace: str) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.hub.api(f"/api/traces/{trace}")["records"]
@@ -69,6 +93,8 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
             folder.mkdir(parents=True)
             text = MANIFEST.replace("ORG", org)
             (folder / "agent.toml").write_text(text, encoding="utf-8")
+        done = hub.post("/api/workflows", {"name": "runs", "source": WORKFLOW})
+        assert done.get("name") == "runs", done
         hub.post("/api/a2a/agents", {"url": peer.url, "name": "peer"})
         done = hub.post("/api/policies", {"name": "mine", "text": POLICIES})
         assert done.get("ok"), done
@@ -104,6 +130,24 @@ def test_nothing_is_possible_that_one_of_both_may_not_do(
     refused = rig.act("boss", "worker", {"tool": wanted})
     assert refused.status == status, refused.body
     assert said in refused.json()["error"]["message"]
+
+
+def test_no_right_of_an_administrator_runs_a_program_as_an_agent(rig: Rig) -> None:
+    """The tools of the hub itself reach what the agent was granted: only the owner uses those."""
+    made = rig.hub.home / "agents" / "worker" / "workspace" / "made"
+    run = {"arguments": {"command": "touch made"}}
+    for who in ("boss", "registrar"):
+        for name in ("shell_exec", "builtin.shell_exec", "Bash"):
+            refused = rig.act(who, "worker", {"tool": name, **run})
+            assert refused.status == 403, refused.body
+            message = refused.json()["error"]["message"]
+            assert "only the owner of the hub may" in message
+        refused = rig.act(who, "worker", {"tool": "workflow.runs"})
+        assert refused.status == 403, refused.body
+        assert rig.act(who, "worker", {"tool": "files.read"}).status == 200
+    assert not made.exists()
+    status, body = rig.act_as_owner("worker", {"tool": "shell_exec", **run})
+    assert (status, made.exists()) == (200, True), body
 
 
 def test_only_administrators_act_as_agents_of_their_org(rig: Rig) -> None:

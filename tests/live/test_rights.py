@@ -10,7 +10,7 @@ import http.client
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -182,6 +182,58 @@ OTHERS: Mapping[str, dict[str, Any]] = {
 OPEN = ("GET /healthz", "GET /readyz")
 SLOW = ("GET /api/doctor", "POST /api/reload", "POST /api/audit/verify")
 """Sent only by principals to which they are refused."""
+WORKFLOW = """
+expose: true
+steps:
+- {id: decide, nodeId: approval, config: {title: "pay the bill"}}
+"""
+MANIFEST = """name = "clerk"
+[model]
+provider = "script"
+[[script]]
+say = "written down"
+"""
+THINGS: Mapping[str, str] = {
+    **dict.fromkeys(
+        (
+            "GET /api/runs/{name}",
+            "GET /api/runs/{name}/events",
+            "POST /api/runs/{name}/answer",
+            "POST /api/runs/{name}/cancel",
+            "POST /api/runs/{name}/resume",
+            "POST /api/runs/{name}/retry",
+        ),
+        "run",
+    ),
+    **dict.fromkeys(
+        (
+            "DELETE /api/workflows/{name}",
+            "GET /api/workflows/{name}",
+            "POST /api/workflows/{name}/run",
+        ),
+        "workflow",
+    ),
+    **dict.fromkeys(
+        (
+            "GET /api/approvals/{name}",
+            "POST /api/approvals/{name}/approve",
+            "POST /api/approvals/{name}/deny",
+        ),
+        "approval",
+    ),
+    **dict.fromkeys(("GET /api/tools/{name}", "POST /api/tools/{name}/call"), "tool"),
+    "POST /api/agents/{name}/call": "agent",
+}
+"""What the owner has that the operation is about. `test_foreign_ids.py` has the others."""
+BODIES: Mapping[str, Any] = {
+    "POST /api/agents/{name}/call": {"tool": "other.echo", "arguments": {"text": "x"}},
+    "POST /api/runs/{name}/answer": {"step": "decide", "answers": {"a": "b"}},
+    "POST /api/runs/{name}/resume": {"step": "decide", "decision": "skip"},
+    "POST /api/tools/{name}/call": {"arguments": {"message": "x"}},
+}
+"""Bodies with which an operation gets as far as the name in its path."""
+HARMLESS = ("POST /api/workflows/check",)
+"""Operations with the right `call` that do nothing."""
 FOREIGN = ("other", "intruder")
 """Names that a principal of another org must not find in any response."""
 
@@ -205,6 +257,8 @@ class Reply:
 class Rig:
     hub: RunningHub
     keys: Mapping[str, str]
+    theirs: Mapping[str, str] = field(default_factory=dict)
+    """The name or id of each kind of thing that the owner has."""
 
     def ask(
         self, operation: str, key: str = "", name: str = "there-is-none", body: Any = None
@@ -242,7 +296,41 @@ def rig() -> Iterator[Rig]:
             for name, options in OTHERS.items():
                 keys[name] = store.create(name, owner="o", expires_at=None, **options)
         until(lambda: Rig(hub, keys).ask("GET /api/status", "restricted").status == 200)
-        yield Rig(hub, keys)
+        yield Rig(hub, keys, make_things(hub))
+
+
+def make_things(hub: RunningHub) -> dict[str, str]:
+    """Makes the owner's: an agent, and a workflow with a run that waits for an approval."""
+    folder = hub.home / "agents" / "clerk"
+    folder.mkdir(parents=True)
+    (folder / "agent.toml").write_text(MANIFEST, encoding="utf-8")
+    assert hub.post("/api/workflows", {"name": "payroll", "source": WORKFLOW})["name"] == "payroll"
+    run = hub.post("/api/workflows/payroll/run", {})["run"]["id"]
+    [approval] = until(lambda: hub.api("/api/approvals")["approvals"])
+    [agent] = until(lambda: hub.api("/api/agents")["agents"])
+    return {
+        "agent": agent["name"],
+        "approval": approval["id"],
+        "run": run,
+        "tool": agent["tool"],
+        "workflow": "payroll",
+    }
+
+
+def check_untouched(rig: Rig) -> None:
+    """What the owner has is as it was, and the workflow was not run."""
+    [run] = rig.hub.api("/api/runs")["runs"]
+    assert (run["id"], run["state"]) == (rig.theirs["run"], "waiting")
+    [approval] = rig.hub.api("/api/approvals")["approvals"]
+    assert (approval["id"], approval["state"]) == (rig.theirs["approval"], "pending")
+    assert rig.hub.get("/api/workflows/payroll").status == 200
+
+
+def test_every_named_thing_of_others_is_in_the_tables() -> None:
+    """An operation on a thing by its name is about one of these, or in `test_foreign_ids.py`."""
+    kinds = ("runs", "workflows", "approvals", "tools", "agents")
+    named = {one for one in RIGHTS if "{name}" in one and one.split("/")[2] in kinds}
+    assert named == set(THINGS)
 
 
 def test_every_operation_has_a_row_with_what_it_needs(rig: Rig) -> None:
@@ -293,6 +381,14 @@ def test_another_org_and_a_view_administer_nothing_and_see_nothing(rig: Rig, who
             assert not any(f'"{name}' in reply.body for name in names), (operation, reply)
     for operation in ("GET /api/tools/{name}", "POST /api/tools/{name}/call"):
         assert rig.ask(operation, who, "other.echo").status == 404
+    for operation, thing in THINGS.items():
+        reply = rig.ask(operation, who, rig.theirs[thing], BODIES.get(operation))
+        assert reply.status == (403 if RIGHTS[operation] in ADMIN_RIGHTS else 404), (
+            operation,
+            reply,
+        )
+        assert not any(one in reply.body for one in ("pay the bill", "written down")), reply
+    check_untouched(rig)
 
 
 def test_an_administrator_who_is_no_owner_adds_no_program(rig: Rig) -> None:
@@ -330,6 +426,13 @@ def test_the_process_of_a_server_may_do_nothing(rig: Rig) -> None:
             assert status == 403, (operation, body)
         if right == "list":
             assert '"other' not in body, (operation, body)
+        if right in ("call", "approve") and operation not in HARMLESS:
+            assert status in (400, 403, 404), (operation, status, body)
+    for operation, thing in THINGS.items():
+        status, body = ask(operation, BODIES.get(operation, {}), rig.theirs[thing])
+        assert status == (403 if RIGHTS[operation] in ADMIN_RIGHTS else 404), (operation, body)
+        assert not any(one in body for one in ("pay the bill", "written down")), body
+    check_untouched(rig)
     arguments = {"arguments": {"text": "x"}}
     status, body = ask("POST /api/tools/{name}/call", arguments, "other.echo")
     assert status == 404, body

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from dragoman.core.runs import COMPLETED, FAILED, WAITING
 from dragoman.core.secret_rules import Author
 from dragoman.workflows.authorship import set_author
 from dragoman.workflows.folder import WorkflowFolder
+from dragoman.workflows.loader import check_definition
 
 pytestmark = pytest.mark.anyio
 CANARY = "canary-7712-aws"
@@ -96,6 +98,62 @@ async def test_a_step_gets_the_value_and_nothing_keeps_it(short_tmp: Path) -> No
 
 def _raise(one: Call) -> Any:
     raise WorkFailed(f"the server refused {one.arguments['x']}")
+
+
+NAMED: dict[str, dict[str, Any]] = {
+    "tool.call": {"tool": "%s"},
+    "wait": {"event": "%s", "timeout": "1s"},
+    "workflow.run": {"workflow": "%s"},
+    "agent.invoke": {"agentCardId": "%s", "message": "x"},
+    "agent.dispatch": {"description": "x", "requiredSkills": ["%s"]},
+}
+
+
+@pytest.mark.parametrize("kind", NAMED)
+def test_no_variable_names_what_is_called(kind: str) -> None:
+    """Names are recorded, shown and logged."""
+    text = json.dumps({"env": ["TOKEN"], "steps": [node("a", kind, **NAMED[kind])]})
+    for value in ("{{ $env.TOKEN }}", "x.{{ $env.TOKEN | lower }}"):
+        [problem] = check_definition(text.replace("%s", value), "w")
+        assert '"$env.TOKEN" is a secret, and "' in problem.message
+    assert not check_definition(text.replace("%s", "{{ $trigger.name }}"), "w")
+    fine = call("a", arguments={"tool": "{{ $env.TOKEN }}", "event": ["{{ $env.TOKEN }}"]})
+    assert not check_definition(json.dumps({"env": ["TOKEN"], "steps": [fine]}), "w")
+
+
+async def test_a_value_that_another_step_returned_is_in_no_name(
+    short_tmp: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "dragoman")
+    async with run_rig(short_tmp) as rig:
+        assert rig.hub.startup is not None
+        rig.hub.startup.settle()  # no server will have the tool
+        seen = observe(rig)
+        set_variables(rig, TOKEN=CANARY)
+        rig.add("login", lambda one: {"said": one.arguments["token"]})
+        said = "{{ nodes.login.said }}"
+        after = {"dependsOn": ["login"], "onError": "continue"}
+        await rig.define(
+            "w",
+            call("login", arguments={"token": "{{ $env.TOKEN }}"}),
+            {**node("named", "tool.call", tool=f"x.{said}"), **after},
+            {**node("asked", "agent.invoke", agentCardId=said, message="x"), **after},
+            node("waits", "wait", "login", event=said, timeout="30m"),
+            env=["TOKEN"],
+        )
+        run = await rig.start("w")
+        run = await rig.until(run.id, WAITING)
+        await rig.until_idle()
+        shown = await WorkflowsView(rig.app.parts.workflows).get_run(OWNER, run.id)
+        steps = {one["id"]: one for one in shown["steps"]}
+        assert steps["named"]["tool"] == "x.${secret env:TOKEN}"
+        assert 'there is no tool "x.${secret env:TOKEN}"' in steps["named"]["problem"]
+        assert CANARY not in repr((shown, seen, caplog.text))
+        assert not find_bytes(short_tmp, CANARY)
+        await rig.service.cancel(OWNER, run.id)
+        await rig.until(run.id)
+        assert CANARY not in repr((await rig.steps(run), seen, caplog.text))
+    assert not find_bytes(short_tmp, CANARY)
 
 
 async def test_a_value_that_another_step_returned_carries_the_label(short_tmp: Path) -> None:

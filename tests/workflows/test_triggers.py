@@ -22,10 +22,10 @@ from dragoman.app.build import build_app
 from dragoman.app.workflows_view import WorkflowsView
 from dragoman.config import Config
 from dragoman.core.call import Call
-from dragoman.core.errors import ConfigError
+from dragoman.core.errors import ConfigError, InsufficientScope
 from dragoman.core.events import AgentChanged, UserEvent
 from dragoman.core.logs import render_time
-from dragoman.core.principal import OWNER, principal_from_workflow
+from dragoman.core.principal import OWNER, Principal, principal_from_workflow
 from dragoman.core.runs import COMPLETED, Run
 from dragoman.core.secret_rules import Author, SecretUse
 from dragoman.core.taint import EXTERNAL_NETWORK, UNTRUSTED_AGENT
@@ -36,6 +36,7 @@ from dragoman.workflows.event_triggers import EventLimits, WorkflowEvents
 from dragoman.workflows.folder import WorkflowFolder
 from dragoman.workflows.loader import check_definition
 from dragoman.workflows.schedules import OccurrenceLimits, WorkflowSchedules
+from dragoman.workflows.service import RunStart
 from dragoman.workflows.triggers import TriggeredRuns, has_members
 from dragoman.workflows.webhooks import WorkflowWebhooks
 
@@ -381,3 +382,23 @@ def test_a_trigger_that_could_not_work_is_found_by_the_check() -> None:
     ]:
         source = json.dumps({"trigger": trigger, "steps": [step]})
         assert any(words in one.message for one in check_definition(source, "x"))
+
+
+# --- authors --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["key", "user"])
+async def test_no_trigger_starts_what_was_written_without_the_right_to_call(
+    short_tmp: Path, kind: str
+) -> None:
+    """As the child of a workflow of the owner."""
+    async with run_rig(short_tmp) as rig:
+        parts = await rig.app.parts.workflows.require()
+        writer = Principal(kind, "ann", roles=("owner",), scopes=("workflows",))
+        text = json.dumps({"steps": [ECHO]})
+        parts.folder.write("child", text, Author.API, writer)
+        request = RunStart(principal=principal_from_workflow("parent"), door="workflow")
+        with pytest.raises(InsufficientScope, match='"call"'):
+            await rig.service.start("child", request)
+        parts.folder.write("child", text, Author.OWNER)
+        assert (await rig.service.start("child", request)).owner == "workflow:parent"

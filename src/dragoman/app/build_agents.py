@@ -50,6 +50,7 @@ from dragoman.core.principal import Principal
 from dragoman.core.secret_rules import Author
 from dragoman.core.task_registry import TaskLimits, TaskRegistry
 from dragoman.core.tool import Validator
+from dragoman.core.urls import render_full_origin
 from dragoman.core.usage import Budget, UsageStore
 from dragoman.guards.validate import compile_schema
 from dragoman.mcp.config import parse_headers
@@ -424,6 +425,7 @@ class AgentsBuilder:
         """External agents are tools even if the hub does not serve A2A."""
         config, catalog, home = self.live.config, self.hub.catalog, self.home
         rules, check_message = self.live.secrets.rules, compile_schema(SCHEMA)
+        rules.open_bindings(self.stores.registry)
 
         def build_remote(entry: ExternalAgent, source: str) -> RemoteAgent:
             credentials = AgentCredentials(
@@ -432,6 +434,7 @@ class AgentsBuilder:
                 dict(parse_headers(entry.headers)),
                 self.live.secrets,
                 author=Author.OWNER if source == CONFIG else Author.API,
+                origin=render_full_origin(entry.url),
             )
             if source == CONFIG:
                 credentials.check_local()  # reports what is missing at the start

@@ -59,7 +59,7 @@ class WorkflowsView:
         from dragoman.workflows.folder import prepare_definition
 
         parts = await self._lazy.require()
-        prepare = partial(prepare_definition, name, source, find_author(principal))
+        prepare = partial(prepare_definition, name, source, find_author(principal), principal)
         parts.folder.save(name, await self._lazy.checks.run(principal.key, prepare))
         record_done(self._lazy.audit, "workflow.write", name, principal.label, API, {})
         return await self.describe(principal, name)

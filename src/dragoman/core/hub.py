@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -75,6 +76,18 @@ def _mask_error(call: Call, error: HubError) -> None:
     """Takes the secrets of the call's arguments out of an error that its target reports."""
     if (secrets := call.trace.secrets) and error.args:
         error.args = (secrets.mask(str(error)), *error.args[1:])
+
+
+def _hide_secrets(trace: Trace, tool: Tool, name: str) -> tuple[Trace, Tool, str]:
+    """Takes the secrets that arguments may have out of the name of a tool, which guards, records
+    and logs have in the clear."""
+    hidden = trace.secrets.mask(name)
+    if hidden != name and isinstance(tool.target, Nowhere):
+        error = copy(tool.target.error)
+        error.args = (trace.secrets.mask(str(error)), *error.args[1:])
+        tool = build_missing_tool(hidden, error, tool.kind, tool.target.stands_for)
+        trace = structs.replace(trace, verb=hidden)
+    return trace, tool, hidden
 
 
 class CallOptions(Struct, frozen=True):
@@ -168,6 +181,8 @@ class Hub:
         trace = self.chains.start_trace(
             principal, tool.name, tool.target.name, options.trace_context, handle
         )
+        if trace.parent is not None and trace.secrets:
+            trace, tool, name = _hide_secrets(trace, tool, name)
         call = Call(  # by position: by name it takes half as long again
             principal,
             tool,

@@ -133,10 +133,12 @@ class SecretResolver:
         )
 
     def _check(self, reference: str, use: SecretUse) -> None:
+        """And reserves the reference for the origin that it is about to be sent to."""
         try:
             self.rules.check(reference, use)
         except InvalidInput as error:
             raise ConfigError(str(error)) from None
+        self.rules.note_use(reference, use)
 
     def forget_embedded(self, text: str) -> bool:
         """Drops the cached secrets of all references in `text`; returns whether there were any."""

@@ -2,7 +2,9 @@
 
 The owner of the hub may refer to anything. Everybody else may refer to what the configuration sets
 aside: variables that begin with `DRAGOMAN_AGENT_`, those of `[bridge] credential_env`, files below
-`tokens/` in the home, and `[secrets] allow`. `exec:` runs a program, and is the owner's alone.
+`tokens/` in the home, and `[secrets] allow`. `exec:` runs a program, and is the owner's alone. What
+was sent to one origin is reserved for it: the right to add servers, agents or workflows must not
+allow sending it to another host.
 """
 
 from __future__ import annotations
@@ -10,12 +12,13 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterable
+from contextlib import nullcontext, suppress
 from enum import Enum
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from dragoman.core.errors import InvalidInput
+from dragoman.core.errors import InvalidInput, StorageFailed
 from dragoman.core.principal import OWNER, Principal
 
 ENV_PREFIX = "DRAGOMAN_AGENT_"
@@ -25,6 +28,7 @@ TOKENS = "tokens"
 ANYWHERE = Path("/")
 LIMITED_KINDS = ("env", "file", "keyring")
 """The kinds of references that others than the owner may use."""
+MAX_KNOWN = 10_000
 
 
 class Author(Enum):
@@ -50,6 +54,16 @@ class SecretUse(NamedTuple):
     author: Author
     purpose: str
     """Names in errors what needs the secret, such as `server "github"`."""
+    origin: str = ""
+    """The origin that it is sent to, by `urls.render_full_origin`; empty if there is not one."""
+
+
+class CredentialOrigins(Protocol):
+    """Stores for which origins references are reserved."""
+
+    def bind_credential(self, reference: str, origin: str) -> None: ...
+
+    def list_bound_origins(self, reference: str) -> list[str]: ...
 
 
 class ReferenceRules:
@@ -61,12 +75,55 @@ class ReferenceRules:
         self._names = frozenset(names)
         self._home = home
         self._allow = [(one, self.normalize(one)) for one in allow]
+        self._stores: list[CredentialOrigins] = []
+        self._bound: set[tuple[str, str]] = set()
+        """References and origins that are known to be stored; none is ever deleted."""
+
+    def open_bindings(self, store: CredentialOrigins) -> None:
+        """Keeps in `store` for which origins references are reserved; nothing is before."""
+        self._stores.append(store)
 
     def check(self, reference: str, use: SecretUse) -> None:
-        """Raises `InvalidInput` for a reference that its author may not use, and looks at nothing:
-        the error is the same whether or not the variable or the file exists."""
+        """Raises `InvalidInput` for a reference that its author may not use, or may not use for
+        that origin, and looks at no secret: the error is the same whether or not the variable or
+        the file exists."""
         if use.author is Author.OWNER:
             return
+        self._check_set_aside(reference, use)
+        self._check_origin(reference, use)
+
+    def bind(self, reference: str, origin: str) -> None:
+        """Reserves a reference for an origin, besides those that have it already."""
+        pair = self.normalize(reference), origin
+        if pair in self._bound or reference.partition(":")[0] not in LIMITED_KINDS:
+            return  # of other kinds only the owner can use any
+        for store in self._stores:
+            store.bind_credential(*pair)
+            if len(self._bound) >= MAX_KNOWN:
+                self._bound.clear()
+            self._bound.add(pair)
+
+    def note_use(self, reference: str, use: SecretUse) -> None:
+        """Reserves a reference for the origin that it is about to be sent to."""
+        if use.origin:
+            # What the owner has configured works while the database is away.
+            with suppress(StorageFailed) if use.author is Author.OWNER else nullcontext():
+                self.bind(reference, use.origin)
+
+    def _check_origin(self, reference: str, use: SecretUse) -> None:
+        name = self.normalize(reference)
+        if (name, use.origin) in self._bound:
+            return
+        bound = [origin for store in self._stores for origin in store.list_bound_origins(name)]
+        if bound and use.origin not in bound:
+            where = f"sent to {use.origin}" if use.origin else f"given to {use.purpose}"
+            raise InvalidInput(
+                f'"{name[:200]}" is reserved for {" and ".join(bound)}, where it was registered '
+                f"first, and is not {where}: put the credential for {use.purpose} under another "
+                "name, or write it into the home yourself. See: dragoman docs registry"
+            )
+
+    def _check_set_aside(self, reference: str, use: SecretUse) -> None:
         kind, _, name = reference.partition(":")
         if kind not in LIMITED_KINDS:
             raise _build_refusal(

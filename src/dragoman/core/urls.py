@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from urllib.parse import parse_qsl, unquote
+from typing import NamedTuple
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from dragoman.core.errors import InvalidInput
 
@@ -55,6 +56,34 @@ def parse_query(query: str) -> dict[str, str]:
             raise InvalidInput(f'repeated query parameter "{name[:100]}": pass it once')
         found[name] = value
     return found
+
+
+class WebOrigin(NamedTuple):
+    scheme: str
+    host: str
+    port: int
+
+
+def parse_origin(url: str) -> WebOrigin | None:
+    """Parses the origin of a URL; None for an invalid one, which matches no origin."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return None
+    scheme, host = parts.scheme.lower(), (parts.hostname or "").lower()
+    if scheme not in ("http", "https") or not host or "@" in parts.netloc or "\\" in url:
+        return None
+    return WebOrigin(scheme, host, port or (443 if scheme == "https" else 80))
+
+
+def render_full_origin(url: str) -> str:
+    """Scheme, host and port of `url`, the usual port too: equal for one and the same origin."""
+    origin = parse_origin(url)
+    if origin is None:
+        return render_origin(url)
+    host = f"[{origin.host}]" if ":" in origin.host else origin.host
+    return f"{origin.scheme}://{host}:{origin.port}"
 
 
 def render_origin(url: str) -> str:

@@ -25,7 +25,7 @@ from dragoman.core.ports import (
     Authorizer,
     Decision,
 )
-from dragoman.core.principal import SERVER, USER, Principal
+from dragoman.core.principal import SERVER, USER, WORKFLOW, Principal
 from dragoman.core.scopes import APPROVE, CALL, LIST
 from dragoman.core.structs import replace
 from dragoman.core.tool import TOOL, Nowhere, Tool
@@ -47,6 +47,9 @@ _ENDING = ("key", USER, SERVER)
 """The kinds of principals that lose their access; the hub's own user does not."""
 _FOR_OTHERS = (AGENT, SCHEDULE)
 """The kinds of principals that call on behalf of others."""
+_WITH_CALLERS = (*_FOR_OTHERS, WORKFLOW)
+"""Those, and the kind that calls for the author of its definition besides: both need to be
+permitted."""
 
 
 class Grants:
@@ -66,7 +69,7 @@ class Grants:
             and not authorizer.is_granted(principal, tool, call.trace.parent, call.door)
         ):
             raise NotFound(f'there is no {tool.kind} "{call.requested_name[:200]}"')
-        if principal.kind in _FOR_OTHERS and call.trace.parent is not None:
+        if principal.kind in _WITH_CALLERS and call.trace.parent is not None:
             authorizer.check_callers(call)
         return next(call)
 
@@ -116,10 +119,10 @@ class GrantedAuthorizer:
     def check_callers(self, call: Call) -> None:
         """Raises `AuthorizationError` unless each caller in the agent's chain may make this call:
         with these arguments and labels, at the entry point that it used."""
-        above = call.trace.parent
+        above, principal = call.trace.parent, call.principal
         while above is not None:
             caller = above.principal
-            if caller is not None and caller.kind not in _FOR_OTHERS:
+            if caller is not None and caller.kind not in _FOR_OTHERS and caller != principal:
                 require_scope(caller, CALL, f'"{call.tool.name}"')
                 if not above.target:  # no request of the caller is open, which would be ended
                     self._check_served(call, caller)
@@ -128,7 +131,7 @@ class GrantedAuthorizer:
                 if not decision.allowed:
                     raise AuthorizationError(
                         f'"{call.tool.name}" was refused: the policies do not permit '
-                        f'"{caller.label}", for whom agent "{call.principal.id}" calls it'
+                        f'"{caller.label}", for whom {_describe(principal)} calls it'
                     )
                 if decision.approval is not None:  # an agent must not be a way around it
                     call.notes.approval = join_rules(call.notes.approval, decision.approval)
@@ -138,8 +141,8 @@ class GrantedAuthorizer:
         """A key may have been revoked since a schedule was created for it."""
         if caller.kind in _ENDING and (why := self._why_ended(caller)):
             raise AuthorizationError(
-                f'"{call.tool.name}" was refused: "{caller.label}", for whom agent '
-                f'"{call.principal.id}" calls it, is not served any more: {why}'
+                f'"{call.tool.name}" was refused: "{caller.label}", for whom '
+                f"{_describe(call.principal)} calls it, is not served any more: {why}"
             )
 
     def may_call(self, call: Call) -> bool:
@@ -151,7 +154,7 @@ class GrantedAuthorizer:
             or (principal.serves and not self.is_granted(principal, tool, above, call.door))
         ):
             return False
-        if principal.kind in _FOR_OTHERS and above is not None:
+        if principal.kind in _WITH_CALLERS and above is not None:
             try:
                 self.check_callers(call)
             except AuthorizationError:
@@ -225,6 +228,11 @@ class GrantedAuthorizer:
         target = self.profiles.get(name) if tool.agent is not None else None
         is_child = target is not None and target.parent == profile.name
         return (profile.grants(tool) or is_child) and name != profile.name
+
+
+def _describe(principal: Principal) -> str:
+    kind = WORKFLOW if principal.kind == WORKFLOW else AGENT
+    return f'{kind} "{principal.id}"'
 
 
 class GrantedTools:

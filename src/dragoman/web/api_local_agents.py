@@ -8,14 +8,16 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from dragoman.core.admin_audit import record_action
-from dragoman.core.errors import HubError, InvalidInput, NotFound
+from dragoman.core.errors import AuthorizationError, HubError, InvalidInput, NotFound
 from dragoman.core.hub import Hub
 from dragoman.core.ports import AuditLog
-from dragoman.core.principal import Principal
+from dragoman.core.principal import OWNER, Principal
 from dragoman.core.scopes import REGISTRY
 from dragoman.core.structs import replace
 from dragoman.core.taint import NO_ORIGINS
 from dragoman.core.tool import Tool
+from dragoman.core.tool_filter import EVERYTHING, View
+from dragoman.core.tool_identity import BUILTIN, WORKFLOW
 from dragoman.web.api import (
     CALL_ERRORS,
     QUESTION_MEMBERS,
@@ -36,6 +38,9 @@ _SHAPE = (
     'the body must be {"tool": "NAME", "arguments": {…}}, with "can", "answers" and "handle" as in '
     "POST /api/tools/{name}/call"
 )
+_OWN = frozenset({BUILTIN, WORKFLOW})
+"""The targets of tools that do more for the agent than for a caller: built-in ones reach what the
+agent was granted, programs too, and the steps of a workflow may call them."""
 
 
 class LocalAgentSource(Protocol):
@@ -50,6 +55,21 @@ class LocalAgentSource(Protocol):
 
     def list_failures(self) -> Mapping[str, str]:
         """Lists why agents could not be loaded, by their name or their folder's."""
+
+
+class ActingView(View):
+    """The tools of an agent that a caller who is not the owner may use as the agent."""
+
+    def __init__(self) -> None:
+        super().__init__(EVERYTHING.patterns)
+        self.withheld: Tool | None = None
+        """The tool that was asked for and is not among them."""
+
+    def includes(self, tool: Tool) -> bool:
+        if tool.target.name in _OWN:
+            self.withheld = tool
+            return False
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +130,34 @@ class LocalAgentsApi:
             raise NotFound(f'there is no agent "{name[:200]}" with tools in this hub')
         sent = options.trace_context.id if options.trace_context is not None else ""
         # The agent calls on behalf of the caller, as it does while it answers a message: nothing is
-        # possible that one of them may not do. The record of the action says who did it.
+        # possible that one of them may not do. The record of the action says who did it. But here
+        # the caller chooses the arguments, not the agent's model.
+        view = EVERYTHING if caller.kind == OWNER.kind else ActingView()
         with self._hub.chains.hold([(caller, options.door)], NO_ORIGINS, sent) as trace:
             more = {"trace": trace.id, "org": caller.org}
             try:
                 with record_action(self._audit, "agent.act_as", agent.label, caller, **more):
-                    _, result = await self._hub.call_within(
-                        trace, agent, tool, arguments, replace(options, door=DOOR)
-                    )
+                    options = replace(options, door=DOOR, view=view)
+                    try:
+                        _, result = await self._hub.call_within(
+                            trace, agent, tool, arguments, options
+                        )
+                    except NotFound as error:
+                        _explain_withheld(view, caller, agent, error)
+                        raise
             except HubError as error:  # the call has its own record
                 return response_from_error(error)
         return build_response(json_from_result(result))
+
+
+def _explain_withheld(view: View, caller: Principal, agent: Principal, error: NotFound) -> None:
+    """Raises `AuthorizationError` if the view is why there is no such tool."""
+    if not isinstance(view, ActingView) or view.withheld is None:
+        return
+    refusal = AuthorizationError(
+        f'"{view.withheld.name}" was refused: "{caller.label}" may not use built-in tools and '
+        f'workflows as agent "{agent.id}", since they reach what the agent was granted; only the '
+        "owner of the hub may, in a session of the console that the owner has opened"
+    )
+    refusal.trace = error.trace
+    raise refusal from error

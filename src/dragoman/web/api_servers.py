@@ -13,6 +13,7 @@ from dragoman.core.ports import AuditLog
 from dragoman.core.principal import LOCAL, OWNER, Principal
 from dragoman.core.scopes import REGISTRY
 from dragoman.core.secret_rules import Author, SecretUse, find_author
+from dragoman.core.urls import render_full_origin
 from dragoman.web.api import ApiRequest, ApiResponse, build_response, parse_object
 from dragoman.web.openapi import admin_route
 
@@ -95,7 +96,8 @@ class ServersApi:
             if not URL.fullmatch(url):  # the command would take it for a program
                 raise InvalidInput('"url" must begin with http:// or https://')
             # An exec: reference runs a program, and any other one sends a secret to the URL.
-            use = SecretUse(find_author(request.caller), f'server "{name[:200]}"')
+            author, origin = find_author(request.caller), render_full_origin(url)
+            use = SecretUse(author, f'server "{name[:200]}"', origin)
             if use.author is not Author.OWNER:
                 for text in (url, *headers.values()):
                     self._check_references(text, use)

@@ -150,6 +150,9 @@ class ActiveRun:
         secrets = self.secrets
         return replace(
             record,
+            tool=secrets.seal(record.tool),
+            agent=secrets.seal(record.agent),
+            awaited=secrets.seal(record.awaited),
             problem=secrets.mask(record.problem),
             message=secrets.mask(record.message),
             detail=secrets.seal(record.detail),
@@ -161,7 +164,12 @@ class ActiveRun:
             return record
         secrets = self.secrets
         return replace(
-            record, detail=secrets.unseal(record.detail), output=secrets.unseal(record.output)
+            record,
+            tool=secrets.unseal(record.tool),
+            agent=secrets.unseal(record.agent),
+            awaited=secrets.unseal(record.awaited),
+            detail=secrets.unseal(record.detail),
+            output=secrets.unseal(record.output),
         )
 
     def find_leak(self, step: CompiledStep, arguments: Mapping[str, Any]) -> str:

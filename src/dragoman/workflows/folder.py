@@ -17,14 +17,17 @@ from pathlib import Path
 from time import monotonic
 from typing import NamedTuple
 
+from dragoman.core.access import require_scope
 from dragoman.core.errors import ConfigError, InvalidInput, NotFound
 from dragoman.core.file_modes import find_exposure, make_private_folder
 from dragoman.core.nearest_names import find_nearest
+from dragoman.core.principal import Principal
+from dragoman.core.scopes import CALL
 from dragoman.core.secret_rules import Author, ReferenceRules
 from dragoman.core.structs import Struct, replace
 from dragoman.workflows.authorship import CheckReference, find_refused, is_marked, set_author
 from dragoman.workflows.loader import InvalidDefinition, load_workflow
-from dragoman.workflows.model import Workflow
+from dragoman.workflows.model import MANUAL, Workflow
 from dragoman.workflows.schema import ID
 from dragoman.workflows.yaml_reader import MAX_BYTES, Problem
 
@@ -244,10 +247,12 @@ class WorkflowFolder:
 
     # --- writing ---------------------------------------------------------------------------------
 
-    def write(self, name: str, source: str, author: Author) -> Workflow:
+    def write(
+        self, name: str, source: str, author: Author, writer: Principal | None = None
+    ) -> Workflow:
         """Creates or replaces the workflow `name` for `author`. Raises `InvalidInput` and
         `ConfigError`."""
-        return self.save(name, prepare_definition(name, source, author))
+        return self.save(name, prepare_definition(name, source, author, writer))
 
     def save(self, name: str, prepared: PreparedDefinition) -> Workflow:
         """Writes the file of the workflow `name` atomically and loads it. Raises `InvalidInput` and
@@ -286,15 +291,22 @@ class WorkflowFolder:
         self.check()
 
 
-def prepare_definition(name: str, source: str, author: Author) -> PreparedDefinition:
+def prepare_definition(
+    name: str, source: str, author: Author, writer: Principal | None = None
+) -> PreparedDefinition:
     """Loads a definition as it will be in its file, and compares it with the one that was given.
-    Raises `InvalidInput`."""
+    `writer` is the caller of the API. Raises `InvalidInput`, and `InsufficientScope` for a trigger
+    of a writer who may not call anything."""
     given = load_workflow(source, name, author=author)
     if given.name != name:
         raise InvalidInput(f'the definition has the name "{given.name}", not "{name}"')
-    source = set_author(source, author)
+    kind = next((one.kind for one in given.triggers if one.kind != MANUAL), "")
+    if writer is not None and kind:
+        require_scope(writer, CALL, f'the {kind} trigger of the workflow "{name}"')
+    source = set_author(source, author, writer)
     written = load_workflow(source, name, author=author)
-    if replace(written, source=given.source, digest=given.digest) != given:
+    given = replace(given, source=written.source, digest=written.digest, writer=written.writer)
+    if written != given:
         raise InvalidInput("the definition cannot be written as it is: end it with a line break")
     return PreparedDefinition(written, source)
 

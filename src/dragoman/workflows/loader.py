@@ -19,6 +19,7 @@ from dragoman.core.schedule_times import parse_timing
 from dragoman.core.secret_rules import Author
 from dragoman.core.structs import replace
 from dragoman.workflows import schema
+from dragoman.workflows.authorship import read_writer
 from dragoman.workflows.durations import parse_duration
 from dragoman.workflows.inputs import build_input
 from dragoman.workflows.json_schema import find_violations, suggest
@@ -41,7 +42,7 @@ from dragoman.workflows.model import (
     Workflow,
 )  # fmt: skip
 from dragoman.workflows.step_graph import CheckedGraph, DefinedStep, StepGraph, TemplatedValue
-from dragoman.workflows.templates import CLOSE, EVENT_DATA, OPEN, compile_value, has_template
+from dragoman.workflows.templates import CLOSE, ENV, EVENT_DATA, OPEN, compile_value, has_template
 from dragoman.workflows.yaml_reader import (
     MAX_PROBLEMS,
     EnoughProblems,
@@ -81,7 +82,8 @@ def load_workflow(
     workflow, problems = _load(source, name)
     if workflow is None:
         raise InvalidDefinition(problems, file)
-    return replace(workflow, author=author)
+    writer = read_writer(source) if author is Author.API else None
+    return replace(workflow, author=author, writer=writer)
 
 
 def check_definition(source: str, name: str) -> list[Problem]:
@@ -300,6 +302,7 @@ class _DefinitionLoader:
             if "event" in own:
                 self._check_event(own["event"], (*at, "config", "event"))
         values = self._compile_all(own, (*at, "config"))
+        self._check_naming(values, (*at, "config"))
         values += self._compile_all(self._load_condition(one, at), (*at, "when"))
         depends_on = one.get("dependsOn", ())
         on_error = one.get("onError", FAIL)
@@ -313,6 +316,17 @@ class _DefinitionLoader:
             values=values,
             written=one,
         )
+
+    def _check_naming(self, values: Sequence[TemplatedValue], config: Path) -> None:
+        """What names something is recorded and shown: no value of a variable may get there."""
+        for value in values:
+            member = value.path[len(config)]
+            for reference in value.references:
+                if reference.root == ENV and member in schema.NAMING:
+                    words = f'"{member}" is recorded and shown'
+                    self._report(
+                        value.path, f'"{reference}" is a secret, and {words}: write a name'
+                    )
 
     def _check_until(self, config: Mapping[str, Any], at: Path) -> None:
         until = config.get("until")

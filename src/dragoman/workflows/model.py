@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from dragoman.core.call import NOTHING
+from dragoman.core.runs import RunPrincipal
 from dragoman.core.secret_rules import Author
 from dragoman.core.structs import Struct
 
@@ -116,6 +117,8 @@ class Workflow(Struct, frozen=True, kw_only=True):
     timeout_secs: float | None = None
     author: Author = Author.STORED
     """Who wrote the definition, and so which secrets it may refer to."""
+    writer: RunPrincipal | None = None
+    """The caller of the API that wrote it, with the rights that it had then."""
     digest: str = ""
     """SHA-256 of the source: runs finish on the version that they began with."""
     source: str = ""

@@ -97,8 +97,10 @@ class RunCalls:
         if call.action != CANCEL and (why := self.explain_ended(run)):
             raise AuthorizationError(f'"{call.tool}" was refused: {why}')
         origin = run.origin
-        principal = self._build(origin.starter)
-        callers = [(self._build(one), one.door) for one in origin.callers or (origin.starter,)]
+        principal = self.build_principal(origin.starter)
+        callers = [
+            (self.build_principal(one), one.door) for one in origin.callers or (origin.starter,)
+        ]
         options = CallOptions(
             door=DOOR,
             view=EVERYTHING,
@@ -142,7 +144,8 @@ class RunCalls:
         """Lists the starter, and those for whom it acts, with their entry points and the rights
         that they have now."""
         callers = [one for one in origin.callers if one.kind not in _FOR_OTHERS]
-        return [(self._build(one), one.door) for one in (origin.starter, *callers)]
+        return [(self.build_principal(one), one.door) for one in (origin.starter, *callers)]
 
-    def _build(self, one: RunPrincipal) -> Principal:
+    def build_principal(self, one: RunPrincipal) -> Principal:
+        """Builds the principal with the rights that it has now."""
         return self._renew(one.build_principal())

@@ -172,6 +172,10 @@ CONFIGS: Final[Mapping[str, Schema]] = {
     TRANSFORM: _TRANSFORM, FOREACH: _FOREACH, PARALLEL: _PARALLEL, CHILD: _CHILD,
 }  # fmt: skip
 """The config of each node."""
+NAMING: Final = frozenset({
+    "tool", "event", "agent", "agentCardId", "skillId", "workflow", "workType", "requiredSkills",
+})  # fmt: skip
+"""The members of a config that say what is called, awaited or started."""
 
 _STEP: Final = _object(
     "a step",

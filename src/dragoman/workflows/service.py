@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
-from dragoman.core.access import WhyEnded
+from dragoman.core.access import WhyEnded, require_scope
 from dragoman.core.admin_audit import record_done
 from dragoman.core.approvals import PENDING, Approvals
 from dragoman.core.background import Background
@@ -36,7 +36,7 @@ from dragoman.core.events import ApprovalDecided
 from dragoman.core.hub import Hub
 from dragoman.core.logs import STORAGE_OUTAGE
 from dragoman.core.ports import AuditLog
-from dragoman.core.principal import Principal
+from dragoman.core.principal import WORKFLOW, Principal
 from dragoman.core.runs import (
     APPROVAL,
     CHILD,
@@ -53,12 +53,13 @@ from dragoman.core.runs import (
     build_awaited,
     record_principal,
 )
-from dragoman.core.scopes import WORKFLOWS
+from dragoman.core.scopes import CALL, WORKFLOWS
 from dragoman.core.structs import Struct, replace
 from dragoman.core.taint import NO_ORIGINS, Origins
 from dragoman.core.tool import Tool
 from dragoman.core.trace import Trace
 from dragoman.workflows.active_run import ActiveRun, check_size
+from dragoman.workflows.authorship import find_writer
 from dragoman.workflows.event_waits import EventWaits
 from dragoman.workflows.inputs import resolve_inputs
 from dragoman.workflows.model import MANUAL, Workflow
@@ -206,6 +207,7 @@ class RunService:
             trace=request.trace or f"{getrandbits(128):032x}",
             chain=request.chain,
         )
+        origin = self._add_author(workflow, origin, request.inputs)
         run = self._build_run(workflow, request.inputs, origin)
         run = replace(run, labels=request.labels, id=request.id or run.id)
         # A client that disconnects now has started it, or has not.
@@ -321,6 +323,7 @@ class RunService:
         """Implements `waits.BuildChild`. The step of the parent needs the permission that any
         start needs: the starter, and those for whom it acts, with the rights that they have now."""
         workflow = self._workflows.find(name)
+        origin = self._add_author(workflow, origin, inputs)
         for principal, door in self._calls.list_principals(origin):
             self._check_permitted(workflow, RunStart(principal=principal, door=door, inputs=inputs))
         run = self._build_run(workflow, inputs, origin)
@@ -352,6 +355,27 @@ class RunService:
             inputs=values,
             created_at=self._clock(),
         )
+
+    def _add_author(
+        self, workflow: Workflow, origin: RunOrigin, inputs: Mapping[str, Any]
+    ) -> RunOrigin:
+        """A run that a trigger has started acts for the author of its definition, besides: what the
+        API may write must not call what its writer may not. Raises `AuthorizationError`."""
+        if all(one.kind != WORKFLOW for one in (origin.starter, *origin.callers)):
+            return origin
+        writer = find_writer(workflow)
+        if writer is None:
+            return origin
+        if writer not in origin.callers:
+            origin = replace(origin, callers=(*origin.callers, writer))
+        what = f'the start of the workflow "{workflow.name}"'
+        require_scope(writer.build_principal(), CALL, what)  # renewed, a user has it at any rate
+        principal = self._calls.build_principal(writer)
+        require_scope(principal, CALL, what)
+        self._check_permitted(
+            workflow, RunStart(principal=principal, door=writer.door, inputs=inputs)
+        )
+        return origin
 
     def _check_room(self, starter: RunPrincipal) -> None:
         """Raises `Overloaded` if too many runs are unfinished; one principal may have half of

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import urlsplit
 
 from dragoman.a2a.cards.parse import MAX_CARD_BYTES, InvalidCard, decode_card, parse_card
@@ -22,7 +22,7 @@ from dragoman.a2a.cards.signing import check_signatures
 from dragoman.a2a.protocol.headers import USER_AGENT
 from dragoman.core.errors import BadReply, ConfigError, InvalidInput, TargetFailed, Unreachable
 from dragoman.core.structs import Struct
-from dragoman.core.urls import render_origin
+from dragoman.core.urls import WebOrigin, parse_origin, render_origin
 from dragoman.wire.http import HttpClient, HttpReply
 from dragoman.wire.json import encode
 
@@ -36,25 +36,6 @@ SHORTEST, USUAL, LONGEST = 30.0, 300.0, 86_400.0
 
 IGNORE, PREFER, REQUIRE = "ignore", "prefer", "require"
 POLICIES = (IGNORE, PREFER, REQUIRE)
-
-
-class WebOrigin(NamedTuple):
-    scheme: str
-    host: str
-    port: int
-
-
-def parse_origin(url: str) -> WebOrigin | None:
-    """Parses the origin of a URL; None for an invalid one, which matches no origin."""
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError:
-        return None
-    scheme, host = parts.scheme.lower(), (parts.hostname or "").lower()
-    if scheme not in ("http", "https") or not host or "@" in parts.netloc or "\\" in url:
-        return None
-    return WebOrigin(scheme, host, port or (443 if scheme == "https" else 80))
 
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})

@@ -21,7 +21,6 @@ from dragoman.a2a.client.card_discovery import (
     CardTrust,
     FoundCard,
     is_same_origin,
-    parse_origin,
 )
 from dragoman.a2a.client.dialect_probe import ProbedAgent, probe_endpoints
 from dragoman.a2a.client.endpoint import (
@@ -57,7 +56,7 @@ from dragoman.a2a.protocol.errors import A2aError
 from dragoman.core.errors import BadReply, HubError, TimedOut, Unreachable
 from dragoman.core.read_pacing import PER_SECOND, Pace
 from dragoman.core.structs import replace
-from dragoman.core.urls import render_origin
+from dragoman.core.urls import parse_origin, render_origin
 from dragoman.wire.http import NO_HEADERS, AddressFinder, FixedHeaders, HttpClient, HttpReply
 from dragoman.wire.json import MAX_BYTES
 from dragoman.wire.masked_replies import list_secret_words

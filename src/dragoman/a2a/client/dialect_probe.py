@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from dragoman.a2a.client.card_discovery import FoundCard, WebOrigin, parse_origin
+from dragoman.a2a.client.card_discovery import FoundCard
 from dragoman.a2a.client.endpoint import (
     GRPC,
     HTTP_JSON,
@@ -27,6 +27,7 @@ from dragoman.a2a.protocol.dialects import PROBED, find_traits, version_from_car
 from dragoman.a2a.protocol.dialects.operations import GET, PUSH_GET, V01, V03
 from dragoman.a2a.protocol.errors import A2aError
 from dragoman.core.errors import BadReply, HubError, TimedOut, Unreachable
+from dragoman.core.urls import WebOrigin, parse_origin
 
 SUPPORTED = "A2A 0.1 to 1.x over JSON-RPC and HTTP+JSON, and 0.3 and 1.x over gRPC"
 MAX_ENDPOINTS = 24

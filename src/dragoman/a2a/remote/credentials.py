@@ -49,9 +49,10 @@ class AgentCredentials:
         secrets: SecretResolver,
         *,
         author: Author,
+        origin: str = "",
     ) -> None:
-        """`author` is who wrote the entry of the agent."""
-        self._use = SecretUse(author, f'agent "{agent}"')
+        """`author` is who wrote the entry of the agent, and `origin` where its credentials go."""
+        self._use = SecretUse(author, f'agent "{agent}"', origin)
         self._token = token
         self._headers = {name.lower(): value for name, value in headers.items()}
         self._secrets = secrets

@@ -14,13 +14,12 @@ from typing import Any
 from urllib.parse import urlsplit
 from uuid import UUID, uuid4, uuid5
 
-from dragoman.a2a.client.card_discovery import parse_origin
 from dragoman.a2a.config import HUB, PATHS, RENAMED_WIRES, WIRE_SKILL_ONLY, ExternalAgent
 from dragoman.a2a.protocol.skill_tools import slug_from_name
 from dragoman.core.errors import InvalidInput
 from dragoman.core.structs import Struct
 from dragoman.core.tool_identity import BUILTIN
-from dragoman.core.urls import render_origin, render_url
+from dragoman.core.urls import parse_origin, render_origin, render_url
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from dragoman.a2a.client.card_discovery import FoundCard, parse_origin
+from dragoman.a2a.client.card_discovery import FoundCard
 from dragoman.a2a.client.dialect_probe import check_supported
 from dragoman.a2a.config import WIRE_SKILL_ONLY, ExternalAgent
 from dragoman.a2a.protocol.errors import A2aError
@@ -48,9 +48,9 @@ from dragoman.core.errors import (
 )
 from dragoman.core.events import REMOVED, AgentChanged
 from dragoman.core.loop_turns import LoopTurns
-from dragoman.core.secret_rules import Author, ReferenceRules, SecretUse
+from dragoman.core.secret_rules import Author, CredentialOrigins, ReferenceRules, SecretUse
 from dragoman.core.structs import replace
-from dragoman.core.urls import render_origin
+from dragoman.core.urls import render_full_origin, render_origin
 from dragoman.wire.json import encode
 
 log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ OtherNames = dict[str, tuple[str, str]]
 """The kinds and names of servers and local agents, by the prefix of their tools."""
 
 
-class AgentStore(Protocol):
+class AgentStore(CredentialOrigins, Protocol):
     """Stores registrations and cards. May raise `StorageFailed`."""
 
     def iterate_agents(self) -> Iterator[dict[str, Any]]: ...
@@ -83,11 +83,6 @@ class AgentStore(Protocol):
         """Lists digest, time and size of each, the newest first."""
 
     def load_card(self, agent: str, digest: str) -> bytes | None: ...
-
-    def bind_credential(self, reference: str, origin: str) -> None:
-        """Allows the credential for that origin. A binding outlives its agent."""
-
-    def list_bound_origins(self, reference: str) -> list[str]: ...
 
 
 class Registry:
@@ -271,23 +266,14 @@ class Registry:
 
     def _check_references(self, entry: ExternalAgent) -> None:
         """Raises `InvalidInput` for a reference that is not allowed, or that was first registered
-        for another origin: the right to register agents must not allow sending a credential to
-        another host."""
-        origin = _render_full_origin(entry.url)
-        use = SecretUse(Author.API, f'agent "{entry.name}"')
+        for another origin."""
+        use = SecretUse(Author.API, f'agent "{entry.name}"', render_full_origin(entry.url))
         for reference in list_references(entry, self._references):
             self._references.check(reference, use)
-            bound = self._store.list_bound_origins(reference)
-            if bound and origin not in bound:
-                raise InvalidInput(
-                    f'"{reference}" is reserved for {" and ".join(bound)}, where it was registered '
-                    f"first, and is not sent to {origin}: put the credential for {origin} under "
-                    "another name, or write the agent into config.toml. See: dragoman docs registry"
-                )
 
     def _bind(self, entry: ExternalAgent) -> None:
         for reference in list_references(entry, self._references):
-            self._store.bind_credential(reference, _render_full_origin(entry.url))
+            self._references.bind(reference, render_full_origin(entry.url))
 
     # --- names ------------------------------------------------------------------------------------
 
@@ -541,14 +527,6 @@ class Registry:
         if member.watch is not None:
             await member.watch.refresh()
         return member
-
-
-def _render_full_origin(url: str) -> str:
-    origin = parse_origin(url)
-    if origin is None:
-        return render_origin(url)
-    host = f"[{origin.host}]" if ":" in origin.host else origin.host
-    return f"{origin.scheme}://{host}:{origin.port}"
 
 
 def _choose_provisional_name(values: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dragoman.a2a.cards.signing import load_public_key
-from dragoman.a2a.client.card_discovery import CardTrust, FoundCard, parse_origin
+from dragoman.a2a.client.card_discovery import CardTrust, FoundCard
 from dragoman.a2a.client.client import A2aClient
 from dragoman.a2a.client.dialect_probe import ProbedAgent
 from dragoman.a2a.client.endpoint import A2aErrorStatus, AgentHttpStatus
@@ -90,7 +90,7 @@ from dragoman.core.tool import (
     Tool,
     Validator,
 )
-from dragoman.core.urls import HIDDEN, render_origin
+from dragoman.core.urls import HIDDEN, parse_origin, render_origin
 from dragoman.wire.http import HolderClients, HttpClient
 from dragoman.wire.json import encode
 

@@ -22,6 +22,7 @@ from dragoman.core.package_runners import (
 )
 from dragoman.core.secret_references import SecretResolver, needs_resolver
 from dragoman.core.secret_rules import Author, SecretUse
+from dragoman.core.urls import render_full_origin
 from dragoman.mcp.client.connection import HttpWireType
 from dragoman.mcp.client.jsonrpc_channel import Wire
 from dragoman.mcp.client.legacy_sse import SseWire
@@ -310,4 +311,6 @@ def _build_limit(upstream: Upstream) -> MessageLimit:
 
 
 def _build_use(upstream: Upstream) -> SecretUse:
-    return SecretUse(Author(upstream.entry.added_by), f'server "{upstream.name}"')
+    transport = upstream.entry.transport
+    origin = "" if isinstance(transport, StdioTransport) else render_full_origin(transport.url)
+    return SecretUse(Author(upstream.entry.added_by), f'server "{upstream.name}"', origin)
