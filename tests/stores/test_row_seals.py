@@ -6,19 +6,23 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+import psycopg
 import pytest
 from tests.stores.places import execute
 
 from dragoman.core.access import TokenRejected
 from dragoman.core.approvals import APPROVED, Approval, ApprovalRequest, StoredApproval
+from dragoman.core.errors import StorageFailed
 from dragoman.core.principal import Principal
 from dragoman.stores.approvals import DatabaseApprovals
 from dragoman.stores.client_grants import ClientGrantStore
 from dragoman.stores.database import connect_server
 from dragoman.stores.keys import KeyStore
+from dragoman.stores.policy_files import PolicyFiles
 from dragoman.stores.postgres import PostgresServer
 from dragoman.stores.registry import RegistryStore
 from dragoman.stores.seal_database import FILE, attach_seals, begin_sealing, list_refused
@@ -53,6 +57,15 @@ def write(place: PostgresServer, statement: str) -> None:
 
 def create(store: KeyStore, name: str) -> str:
     return store.create(name, owner="anna", expires_at=None, scopes=["call"])
+
+
+def request_call(store: DatabaseApprovals, id: str) -> None:
+    anna = Principal("user", "anna", "default")
+    request = ApprovalRequest(
+        id=id, kind="call", title="pay", requester=anna, reason="", expires_at=time.time() + 60
+    )
+    approval = Approval(request=request, state="pending", requested_at=time.time())
+    store.add(StoredApproval(approval=approval, match=id, parked=None), 10, 10)
 
 
 def list_keys(place: PostgresServer) -> list[str]:
@@ -114,6 +127,82 @@ def test_a_change_by_a_hub_does_not_confirm_what_was_written_by_others(
         store.set_scopes("own", ["metrics"])
         store.revoke("own")
         assert [record.name for record in store.list()] == ["own"]
+
+
+@contextmanager
+def hold(place: PostgresServer, statement: str) -> Iterator[None]:
+    """Executes a statement as a person who has the database only, and commits once a hub waits for
+    the rows."""
+    waits = b"SELECT 1 FROM pg_locks WHERE NOT granted"
+    with (
+        psycopg.connect(place.url) as writer,
+        psycopg.connect(place.url, autocommit=True) as watcher,
+        ThreadPoolExecutor() as threads,
+    ):
+        writer.execute("SET search_path = dragoman")
+        writer.execute(statement.encode())
+
+        def commit() -> None:
+            end = time.monotonic() + 60
+            while time.monotonic() < end and watcher.execute(waits).fetchone() is None:
+                time.sleep(0.01)
+            writer.commit()
+
+        done = threads.submit(commit)
+        yield
+        done.result(60)
+
+
+def test_a_change_of_a_key_does_not_confirm_what_is_written_at_the_same_time(
+    sealed: PostgresServer,
+) -> None:
+    with closing(KeyStore(sealed)) as store:
+        create(store, "low")
+        with hold(sealed, """UPDATE keys SET roles = '["owner"]' WHERE name = 'low'"""):
+            store.set_scopes("low", ["call", "metrics"])
+        assert store.list() == () and list_refused(sealed) == [("key", "low")]
+
+
+def test_an_approval_does_not_confirm_what_is_written_at_the_same_time(
+    sealed: PostgresServer,
+) -> None:
+    with closing(DatabaseApprovals(sealed)) as store:
+        request_call(store, "one")
+        with hold(sealed, "UPDATE approvals SET request = replace(request, 'pay', 'pay all')"):
+            store.decide("one", APPROVED, "lea", "", time.time())
+        assert store.find("one") is None and not store.begin("one")
+
+
+def test_a_policy_that_is_added_in_the_database_meanwhile_is_refused(
+    sealed: PostgresServer,
+) -> None:
+    with closing(PolicyFiles(sealed)) as policies:
+        columns = "name, text, digest, number, changed_at"
+        row = "'all.cedar', 'permit (principal, action, resource);', 'x', 1, 0"
+        with hold(sealed, f"INSERT INTO policy_files ({columns}) VALUES ({row})"):
+            assert policies.change({"all.cedar": "forbid"}, {}) == ["all.cedar"]
+        assert policies.load() == {}
+
+
+def test_what_a_trigger_changes_is_not_sealed(sealed: PostgresServer) -> None:
+    write(
+        sealed,
+        "CREATE FUNCTION dragoman.raise_it() RETURNS trigger LANGUAGE plpgsql AS "
+        """$$ BEGIN NEW.roles = '["owner"]'; RETURN NEW; END $$""",
+    )
+    with closing(KeyStore(sealed)) as store:
+        create(store, "low")
+        write(
+            sealed,
+            "CREATE TRIGGER raise_it BEFORE INSERT OR UPDATE ON keys "
+            "FOR EACH ROW EXECUTE FUNCTION dragoman.raise_it()",
+        )
+        with pytest.raises(StorageFailed, match='changes "roles" of key "low" as well'):
+            store.set_scopes("low", ["call", "metrics"])
+        create(store, "new")
+        assert [(key.name, key.roles, key.scopes) for key in store.list()] == [
+            ("low", (), ("call",))
+        ]
 
 
 def test_a_user_that_was_changed_in_the_database_is_refused(sealed: PostgresServer) -> None:
@@ -216,19 +305,9 @@ def test_an_agent_that_was_changed_in_the_database_is_refused(sealed: PostgresSe
 
 
 def test_a_call_that_was_approved_in_the_database_is_not_made(sealed: PostgresServer) -> None:
-    anna = Principal("user", "anna", "default")
     with closing(DatabaseApprovals(sealed)) as store:
         for id in ("one", "two"):
-            request = ApprovalRequest(
-                id=id,
-                kind="call",
-                title="pay",
-                requester=anna,
-                reason="",
-                expires_at=time.time() + 60,
-            )
-            approval = Approval(request=request, state="pending", requested_at=time.time())
-            store.add(StoredApproval(approval=approval, match=id, parked=None), 10, 10)
+            request_call(store, id)
         assert store.decide("one", APPROVED, "lea", "", time.time())
         write(sealed, "UPDATE approvals SET state = 'approved', decided_by = 'lea'")
         assert store.find("two") is None and not store.begin("two")
