@@ -16,16 +16,17 @@ from tests.stores.places import execute
 
 from dragoman.core.access import TokenRejected
 from dragoman.core.approvals import APPROVED, Approval, ApprovalRequest, StoredApproval
-from dragoman.core.errors import StorageFailed
+from dragoman.core.errors import ConfigError, StorageFailed
 from dragoman.core.principal import Principal
 from dragoman.stores.approvals import DatabaseApprovals
 from dragoman.stores.client_grants import ClientGrantStore
 from dragoman.stores.database import connect_server
-from dragoman.stores.keys import KeyStore
+from dragoman.stores.keys import TABLES, KeyStore
 from dragoman.stores.policy_files import PolicyFiles
 from dragoman.stores.postgres import PostgresServer
 from dragoman.stores.registry import RegistryStore
 from dragoman.stores.seal_database import FILE, attach_seals, begin_sealing, list_refused
+from dragoman.stores.store_inventory import StoreInventory
 from dragoman.stores.users import UsersDatabase, UserStore
 
 KEY = b"k" * 32
@@ -48,6 +49,11 @@ def sealed(postgres_url: str, tmp_path: Path) -> Iterator[PostgresServer]:
     with connect(postgres_url, tmp_path) as place:
         assert begin_sealing(place, tmp_path)
         yield place
+
+
+def remember(home: Path, place: PostgresServer) -> None:
+    """Has the home know the database, as after a start of a hub."""
+    StoreInventory(home, home / "policies", place.read_identity()).register_stores()
 
 
 def write(place: PostgresServer, statement: str) -> None:
@@ -321,6 +327,7 @@ def test_a_call_that_was_approved_in_the_database_is_not_made(sealed: PostgresSe
 def test_what_was_there_before_is_accepted_once(postgres_url: str, tmp_path: Path) -> None:
     with connect(postgres_url, tmp_path, None) as place, closing(KeyStore(place)) as store:
         create(store, "before")  # by a version without seals
+        remember(tmp_path, place)
     with connect(postgres_url, tmp_path) as place:
         assert list_keys(place) == ["before"]
         assert begin_sealing(place, tmp_path)
@@ -339,9 +346,95 @@ def test_what_was_there_before_is_accepted_once(postgres_url: str, tmp_path: Pat
     assert (tmp_path / FILE).exists()
 
 
+@pytest.mark.parametrize("what", ["row_seals", "row_seals WHERE of_table = ''"])
+def test_a_hub_with_a_new_home_accepts_nothing_that_is_there(
+    postgres_url: str, tmp_path: Path, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    lasting, fresh = tmp_path / "lasting", tmp_path / "fresh"
+    lasting.mkdir()
+    fresh.mkdir()
+    with connect(postgres_url, lasting) as place:
+        assert begin_sealing(place, lasting)
+        with closing(KeyStore(place)) as store:
+            create(store, "good")
+            create(store, "low")
+        # Without the mark, the database looks as before there were seals.
+        write(place, """UPDATE keys SET roles = '["owner"]' WHERE name = 'low'""")
+        write(place, f"DELETE FROM {what}")
+    admitted = ["good"] if "WHERE" in what else []
+    refused = [("key", name) for name in ("good", "low") if name not in admitted]
+    for _ in range(2):  # also when the home has a record of the database
+        with connect(postgres_url, fresh) as place:
+            assert list_keys(place) == admitted, "a command refuses it, too"
+            with caplog.at_level(logging.ERROR):
+                assert not begin_sealing(place, fresh)
+            assert list_keys(place) == admitted and list_refused(place) == refused
+            with closing(KeyStore(place)) as store:
+                store.set_scopes("low", ["call"])
+            remember(fresh, place)
+        assert "if you trust them: dragoman stores seal" in caplog.text
+        caplog.clear()
+    with connect(postgres_url, lasting) as place:
+        assert list_refused(place) == refused
+    # A person has looked at the rows.
+    with connect(postgres_url, fresh) as place:
+        assert begin_sealing(place, fresh, again=True)
+        assert list_keys(place) == ["good", "low"]
+    with connect(postgres_url, tmp_path / "another") as place:
+        assert list_keys(place) == ["good", "low"] and not place.seals.is_unconfirmed
+
+
+def test_a_new_home_and_an_empty_database_are_sealed_from_the_beginning(
+    postgres_url: str, tmp_path: Path
+) -> None:
+    with connect(postgres_url, tmp_path) as place:
+        with closing(KeyStore(place)) as store:
+            create(store, "own")
+        assert begin_sealing(place, tmp_path)
+        with connect(postgres_url, tmp_path, None) as outside, closing(KeyStore(outside)) as store:
+            create(store, "other")
+        assert list_keys(place) == ["own"]
+    with connect(postgres_url, tmp_path / "next") as place:
+        assert list_keys(place) == ["own"] and not place.seals.is_unconfirmed
+
+
+def test_a_hub_with_a_new_home_does_not_replace_policies_of_a_version_before_seals(
+    postgres_url: str, tmp_path: Path
+) -> None:
+    with connect(postgres_url, tmp_path, None) as place, closing(PolicyFiles(place)) as policies:
+        assert policies.change({"all.cedar": "forbid"}, {}) == []
+    with connect(postgres_url, tmp_path) as place:
+        with pytest.raises(ConfigError, match=r"policies among them: .* dragoman stores seal"):
+            begin_sealing(place, tmp_path)
+        assert begin_sealing(place, tmp_path, again=True)
+        with closing(PolicyFiles(place)) as policies:
+            assert policies.load().keys() == {"all.cedar"}
+
+
+def test_a_new_process_of_a_home_accepts_what_was_there_before(
+    postgres_url: str, tmp_path: Path
+) -> None:
+    workers = [tmp_path / "workers" / str(number) for number in range(2)]
+    for worker in workers:
+        worker.mkdir(parents=True)
+    with connect(postgres_url, tmp_path, None) as place, closing(KeyStore(place)) as store:
+        create(store, "before")
+        remember(tmp_path, place)
+    with connect(postgres_url, workers[0]) as place:
+        assert begin_sealing(place, workers[0])
+        assert list_keys(place) == ["before"]
+        write(place, "DELETE FROM row_seals")
+    with connect(postgres_url, workers[1]) as place:
+        assert begin_sealing(place, workers[1])
+        assert list_keys(place) == [], "another process has sealed the database"
+
+
 def test_rows_count_while_a_hub_without_seals_is_a_member(
     postgres_url: str, tmp_path: Path
 ) -> None:
+    with connect(postgres_url, tmp_path, None) as place:
+        place.open(TABLES).close()
+        remember(tmp_path, place)
     with connect(postgres_url, tmp_path) as place:
         # As the version before has made it.
         write(place, "CREATE TABLE hubs (id text PRIMARY KEY, state text NOT NULL, heir text)")

@@ -80,10 +80,15 @@ class SealedTable:
 class RowSeals:
     """Seals and checks rows. Without a key it admits all and seals none."""
 
-    def __init__(self, key: bytes | None, *, is_enforced: bool = False) -> None:
+    def __init__(
+        self, key: bytes | None, *, is_enforced: bool = False, is_unconfirmed: bool = False
+    ) -> None:
         self._key = hmac.digest(key, PURPOSE, "sha256") if key is not None else None
         self.is_enforced = is_enforced
         """Whether rows without a valid seal are refused."""
+        self.is_unconfirmed = is_unconfirmed
+        """Whether they are refused only because the home is new to the database, which has no mark:
+        they could be those of a version before seals."""
         self._reported: set[tuple[str, str]] = set()
 
     @property
