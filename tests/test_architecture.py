@@ -248,6 +248,7 @@ PATTERNS: dict[str, str] = {
     "dragoman.web.console.screens": "the paths of the screens, escaped",
     "dragoman.web.events": "a glob, whose translation does not backtrack",
     "dragoman.core.secret_values": "values and names of variables, escaped: alternatives of text",
+    "dragoman.wire.masked_replies": "spellings of a secret, each character escaped",
     "dragoman.workflows.json_schema": "schemas of definitions; those of inputs have no patterns",
 }
 _MAKES_PATTERN = {

@@ -12,9 +12,10 @@ from pathlib import Path
 import psycopg
 import pytest
 from tests.live.a2a_hub import AGENTS, SEND, STREAM, V10, Caller, a2a_config, agents_env
-from tests.live.conftest import RunningHub, _written_config, put_on_postgres
+from tests.live.conftest import DRAGOMAN, RunningHub, _written_config, put_on_postgres
 from tests.live.module_hub import until
 from tests.peers import wire
+from tests.peers.forked import run_forked
 from tests.peers.postgres_server import PostgresPeer, create_database, run_peer
 
 
@@ -102,6 +103,40 @@ def test_another_database_is_a_loss(home: Path, peer: PostgresPeer, start: Start
             start(home)
     run(hub, "stores", "accept-loss", "database", "--yes")
     start(home)
+
+
+def test_a_hub_with_a_new_home_starts_once_a_person_has_accepted_the_rows(
+    home: Path, tmp_path: Path, start: Start
+) -> None:
+    policies = home / "policies"
+    policies.mkdir(mode=0o700)
+    text = '@id("ann") permit (principal == Hub::User::"key:ann", action, resource);'
+    (policies / "all.cedar").write_text(text, encoding="utf-8")
+    (policies / "all.cedar").chmod(0o600)
+    hub = start(home)
+    made = json.loads(run(hub, "keys", "create", "ci", "--json"))
+    hub.headers = {"Authorization": f"Bearer {made['key']}"}
+    url = tomllib.loads((home / "config.toml").read_text(encoding="utf-8"))["store"]["url"]
+    with psycopg.connect(url, autocommit=True) as db:
+        until(lambda: db.execute("SELECT 1 FROM dragoman.policy_files").fetchone())
+    assert hub.stop() == 0
+
+    new = tmp_path / "new"
+    new.mkdir(mode=0o700)
+    text = (home / "config.toml").read_text(encoding="utf-8")
+    secret = f'{text}\n[cluster]\nsecret = "{"s" * 32}"\n'
+    (new / "config.toml").write_text(secret, encoding="utf-8")
+    (new / "config.toml").chmod(0o600)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"policies among them: .* dragoman stores seal"):
+            start(new)
+    found = run_forked([*DRAGOMAN, "doctor", "--home", str(new)], 60, text=True).stdout
+    assert 'key "ci" is refused' in found and "dragoman stores seal" in found, found
+    done = run_forked([*DRAGOMAN, "stores", "seal", "--yes", "--home", str(new)], 60, text=True)
+    assert done.returncode == 0, done.stderr
+    again = start(new)
+    again.headers = hub.headers
+    assert again.get("/api/status").status == 200
 
 
 def test_a_paused_server_delays_nothing_for_long_and_calls_continue_after_it(

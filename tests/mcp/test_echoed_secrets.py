@@ -21,6 +21,7 @@ from dragoman.config import parse
 pytestmark = pytest.mark.anyio
 FIXED, CHANGING, WRITTEN = "canary-fixed-8d31f0", "canary-changing-77aa", "canary-written-1f"
 KEY = "k" * 32
+COOKIE = "canary+cookie/5d=="
 TOOLS = ("error", "failed", "plain", "progress", "page")
 
 
@@ -38,7 +39,8 @@ class EchoingServer(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
         sent = [self.headers[name] for name in ("authorization", "x-key", "x-api-key")]
-        said = f"debug: {' '.join(sent)}"
+        session = self.headers["cookie"].removeprefix("session=")
+        said = f"debug: {' '.join(sent)} unknown session {session}"
         method, name = asked["method"], asked.get("params", {}).get("name")
         if "id" not in asked:
             return self._reply(202, b"")
@@ -63,7 +65,9 @@ class EchoingServer(BaseHTTPRequestHandler):
             note = {"jsonrpc": "2.0", "method": "notifications/progress", "params": params}
             events = "".join(f"data: {json.dumps(one)}\n\n" for one in (note, answer))
             return self._reply(200, events.encode(), "text/event-stream")
-        self._reply(200, json.dumps(answer).encode())
+        # As encoders of other languages do it.
+        text = json.dumps(answer).replace("+", "\\u002B").replace("=", "\\u003d")
+        self._reply(200, text.encode())
 
     def _reply(self, status: int, data: bytes, kind: str = "application/json") -> None:
         self.send_response(status)
@@ -112,9 +116,11 @@ async def test_credentials_that_a_server_repeats_are_masked_everywhere(
             Authorization = "Bearer ${{FIXED}}"
             X-Key = "${{file:changing}}"
             X-Api-Key = "{WRITTEN}"
+            Cookie = "session=${{SESSION}}"
             """
         )
         monkeypatch.setenv("FIXED", FIXED)
+        monkeypatch.setenv("SESSION", COOKIE)
         app = build_app(short_tmp, config, "daemon")
         await app.start()
         seen = ""
@@ -130,7 +136,7 @@ async def test_credentials_that_a_server_repeats_are_masked_everywhere(
         finally:
             await app.stop()
     secret.unlink()
-    assert not [one for one in (FIXED, CHANGING, WRITTEN) if one in seen]
+    assert not [one for one in (FIXED, CHANGING, WRITTEN, COOKIE) if one in seen]
     for file in (one for one in short_tmp.rglob("*") if one.is_file()):
         data = file.read_bytes()
-        assert not [one for one in (FIXED, CHANGING, WRITTEN) if one.encode() in data], file
+        assert not [one for one in (FIXED, CHANGING, WRITTEN, COOKIE) if one.encode() in data], file

@@ -154,6 +154,12 @@ def test_a_subject_with_invisible_characters_is_rejected(subject: str) -> None:
     assert build({"sub": "Zoë Müller 日本"}).id.endswith("日本")
 
 
+@pytest.mark.parametrize("owner", ["lea\u202emoc.elpmaxe@ssob", "le\u200ba", "le\u2066a", "a\x85b"])
+def test_an_owner_with_invisible_characters_is_not_taken(owner: str) -> None:
+    assert build({"email": owner}, owner_claim="email").behalf == "ann"
+    assert build({"email": "zoë@example.com"}, owner_claim="email").behalf == "zoë@example.com"
+
+
 def test_long_subjects_stay_apart() -> None:
     one, two = (build({"sub": "x" * 250 + end}) for end in "ab")
     assert one.id != two.id and len(one.id) == len(two.id) == MAX_ID

@@ -22,6 +22,7 @@ from dragoman.stores.database import connect_server
 from dragoman.stores.policy_files import PolicyFiles
 from dragoman.stores.postgres import PostgresServer
 from dragoman.stores.seal_database import attach_seals, begin_sealing, list_refused
+from dragoman.stores.store_inventory import RECORD_FILE, StoreInventory
 
 POLICY = '@id("{0}") permit (principal == Hub::User::"key:ann", action, resource);\n'
 
@@ -269,6 +270,10 @@ async def test_policies_that_were_there_before_seals_are_accepted_once(
     home = make_home(tmp_path / "a", one="p1")
     async with run_hub(home, postgres_url) as a:
         await a.until_stored("one.cedar")
+        inventory = StoreInventory(home, home / "policies", a.server.read_identity())
+        inventory.register_stores()
+    (tmp_path / "b").mkdir(mode=0o700)
+    shutil.copy(home / RECORD_FILE, tmp_path / "b")  # this home has used the database, too
     async with run_hub(tmp_path / "b", postgres_url, b"k" * 32) as b:
         assert b.list_ids() == {"p1"}
         assert list_refused(b.server) == []

@@ -23,6 +23,7 @@ from dragoman.stores.database import StorePlace, connect_server
 from dragoman.stores.keys import KeyStore
 from dragoman.stores.labels import DatabaseLabels
 from dragoman.stores.registry import RegistryStore
+from dragoman.stores.seal_database import attach_seals, begin_sealing
 from dragoman.stores.tasks import DatabaseTaskStore
 from dragoman.stores.users import UsersDatabase, UserStore
 
@@ -137,6 +138,21 @@ def test_a_database_with_other_data_is_refused(
         with pytest.raises(InvalidInput, match=r"not empty: its table dragoman\.keys has rows"):
             copy_home(home, server)
         assert count_rows(server)["users"] == 0
+
+
+def test_a_copy_is_sealed_by_the_hub_of_its_home_only(
+    home: Path, postgres_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with closing(connect_server(postgres_url)) as server:
+        copy_home(home, server)
+    other = tmp_path_factory.mktemp("other")
+    (other / "hub.key").write_bytes(b"x" * 32)
+    for place, keys in ((other, []), (home, ["ci"])):
+        with closing(connect_server(postgres_url)) as server:
+            attach_seals(server, KEY, place)
+            assert begin_sealing(server, place) == bool(keys)
+            with closing(KeyStore(server)) as store:
+                assert [one.name for one in store.list()] == keys
 
 
 def test_another_home_does_not_continue_a_copy(home: Path, postgres_url: str) -> None:

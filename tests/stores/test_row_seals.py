@@ -6,22 +6,27 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+import psycopg
 import pytest
 from tests.stores.places import execute
 
 from dragoman.core.access import TokenRejected
 from dragoman.core.approvals import APPROVED, Approval, ApprovalRequest, StoredApproval
+from dragoman.core.errors import ConfigError, StorageFailed
 from dragoman.core.principal import Principal
 from dragoman.stores.approvals import DatabaseApprovals
 from dragoman.stores.client_grants import ClientGrantStore
 from dragoman.stores.database import connect_server
-from dragoman.stores.keys import KeyStore
+from dragoman.stores.keys import TABLES, KeyStore
+from dragoman.stores.policy_files import PolicyFiles
 from dragoman.stores.postgres import PostgresServer
 from dragoman.stores.registry import RegistryStore
 from dragoman.stores.seal_database import FILE, attach_seals, begin_sealing, list_refused
+from dragoman.stores.store_inventory import StoreInventory
 from dragoman.stores.users import UsersDatabase, UserStore
 
 KEY = b"k" * 32
@@ -46,6 +51,11 @@ def sealed(postgres_url: str, tmp_path: Path) -> Iterator[PostgresServer]:
         yield place
 
 
+def remember(home: Path, place: PostgresServer) -> None:
+    """Has the home know the database, as after a start of a hub."""
+    StoreInventory(home, home / "policies", place.read_identity()).register_stores()
+
+
 def write(place: PostgresServer, statement: str) -> None:
     """As a person who has the database only."""
     execute(place, "", statement)
@@ -53,6 +63,15 @@ def write(place: PostgresServer, statement: str) -> None:
 
 def create(store: KeyStore, name: str) -> str:
     return store.create(name, owner="anna", expires_at=None, scopes=["call"])
+
+
+def request_call(store: DatabaseApprovals, id: str) -> None:
+    anna = Principal("user", "anna", "default")
+    request = ApprovalRequest(
+        id=id, kind="call", title="pay", requester=anna, reason="", expires_at=time.time() + 60
+    )
+    approval = Approval(request=request, state="pending", requested_at=time.time())
+    store.add(StoredApproval(approval=approval, match=id, parked=None), 10, 10)
 
 
 def list_keys(place: PostgresServer) -> list[str]:
@@ -114,6 +133,82 @@ def test_a_change_by_a_hub_does_not_confirm_what_was_written_by_others(
         store.set_scopes("own", ["metrics"])
         store.revoke("own")
         assert [record.name for record in store.list()] == ["own"]
+
+
+@contextmanager
+def hold(place: PostgresServer, statement: str) -> Iterator[None]:
+    """Executes a statement as a person who has the database only, and commits once a hub waits for
+    the rows."""
+    waits = b"SELECT 1 FROM pg_locks WHERE NOT granted"
+    with (
+        psycopg.connect(place.url) as writer,
+        psycopg.connect(place.url, autocommit=True) as watcher,
+        ThreadPoolExecutor() as threads,
+    ):
+        writer.execute("SET search_path = dragoman")
+        writer.execute(statement.encode())
+
+        def commit() -> None:
+            end = time.monotonic() + 60
+            while time.monotonic() < end and watcher.execute(waits).fetchone() is None:
+                time.sleep(0.01)
+            writer.commit()
+
+        done = threads.submit(commit)
+        yield
+        done.result(60)
+
+
+def test_a_change_of_a_key_does_not_confirm_what_is_written_at_the_same_time(
+    sealed: PostgresServer,
+) -> None:
+    with closing(KeyStore(sealed)) as store:
+        create(store, "low")
+        with hold(sealed, """UPDATE keys SET roles = '["owner"]' WHERE name = 'low'"""):
+            store.set_scopes("low", ["call", "metrics"])
+        assert store.list() == () and list_refused(sealed) == [("key", "low")]
+
+
+def test_an_approval_does_not_confirm_what_is_written_at_the_same_time(
+    sealed: PostgresServer,
+) -> None:
+    with closing(DatabaseApprovals(sealed)) as store:
+        request_call(store, "one")
+        with hold(sealed, "UPDATE approvals SET request = replace(request, 'pay', 'pay all')"):
+            store.decide("one", APPROVED, "lea", "", time.time())
+        assert store.find("one") is None and not store.begin("one")
+
+
+def test_a_policy_that_is_added_in_the_database_meanwhile_is_refused(
+    sealed: PostgresServer,
+) -> None:
+    with closing(PolicyFiles(sealed)) as policies:
+        columns = "name, text, digest, number, changed_at"
+        row = "'all.cedar', 'permit (principal, action, resource);', 'x', 1, 0"
+        with hold(sealed, f"INSERT INTO policy_files ({columns}) VALUES ({row})"):
+            assert policies.change({"all.cedar": "forbid"}, {}) == ["all.cedar"]
+        assert policies.load() == {}
+
+
+def test_what_a_trigger_changes_is_not_sealed(sealed: PostgresServer) -> None:
+    write(
+        sealed,
+        "CREATE FUNCTION dragoman.raise_it() RETURNS trigger LANGUAGE plpgsql AS "
+        """$$ BEGIN NEW.roles = '["owner"]'; RETURN NEW; END $$""",
+    )
+    with closing(KeyStore(sealed)) as store:
+        create(store, "low")
+        write(
+            sealed,
+            "CREATE TRIGGER raise_it BEFORE INSERT OR UPDATE ON keys "
+            "FOR EACH ROW EXECUTE FUNCTION dragoman.raise_it()",
+        )
+        with pytest.raises(StorageFailed, match='changes "roles" of key "low" as well'):
+            store.set_scopes("low", ["call", "metrics"])
+        create(store, "new")
+        assert [(key.name, key.roles, key.scopes) for key in store.list()] == [
+            ("low", (), ("call",))
+        ]
 
 
 def test_a_user_that_was_changed_in_the_database_is_refused(sealed: PostgresServer) -> None:
@@ -216,19 +311,9 @@ def test_an_agent_that_was_changed_in_the_database_is_refused(sealed: PostgresSe
 
 
 def test_a_call_that_was_approved_in_the_database_is_not_made(sealed: PostgresServer) -> None:
-    anna = Principal("user", "anna", "default")
     with closing(DatabaseApprovals(sealed)) as store:
         for id in ("one", "two"):
-            request = ApprovalRequest(
-                id=id,
-                kind="call",
-                title="pay",
-                requester=anna,
-                reason="",
-                expires_at=time.time() + 60,
-            )
-            approval = Approval(request=request, state="pending", requested_at=time.time())
-            store.add(StoredApproval(approval=approval, match=id, parked=None), 10, 10)
+            request_call(store, id)
         assert store.decide("one", APPROVED, "lea", "", time.time())
         write(sealed, "UPDATE approvals SET state = 'approved', decided_by = 'lea'")
         assert store.find("two") is None and not store.begin("two")
@@ -242,6 +327,7 @@ def test_a_call_that_was_approved_in_the_database_is_not_made(sealed: PostgresSe
 def test_what_was_there_before_is_accepted_once(postgres_url: str, tmp_path: Path) -> None:
     with connect(postgres_url, tmp_path, None) as place, closing(KeyStore(place)) as store:
         create(store, "before")  # by a version without seals
+        remember(tmp_path, place)
     with connect(postgres_url, tmp_path) as place:
         assert list_keys(place) == ["before"]
         assert begin_sealing(place, tmp_path)
@@ -260,9 +346,95 @@ def test_what_was_there_before_is_accepted_once(postgres_url: str, tmp_path: Pat
     assert (tmp_path / FILE).exists()
 
 
+@pytest.mark.parametrize("what", ["row_seals", "row_seals WHERE of_table = ''"])
+def test_a_hub_with_a_new_home_accepts_nothing_that_is_there(
+    postgres_url: str, tmp_path: Path, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    lasting, fresh = tmp_path / "lasting", tmp_path / "fresh"
+    lasting.mkdir()
+    fresh.mkdir()
+    with connect(postgres_url, lasting) as place:
+        assert begin_sealing(place, lasting)
+        with closing(KeyStore(place)) as store:
+            create(store, "good")
+            create(store, "low")
+        # Without the mark, the database looks as before there were seals.
+        write(place, """UPDATE keys SET roles = '["owner"]' WHERE name = 'low'""")
+        write(place, f"DELETE FROM {what}")
+    admitted = ["good"] if "WHERE" in what else []
+    refused = [("key", name) for name in ("good", "low") if name not in admitted]
+    for _ in range(2):  # also when the home has a record of the database
+        with connect(postgres_url, fresh) as place:
+            assert list_keys(place) == admitted, "a command refuses it, too"
+            with caplog.at_level(logging.ERROR):
+                assert not begin_sealing(place, fresh)
+            assert list_keys(place) == admitted and list_refused(place) == refused
+            with closing(KeyStore(place)) as store:
+                store.set_scopes("low", ["call"])
+            remember(fresh, place)
+        assert "if you trust them: dragoman stores seal" in caplog.text
+        caplog.clear()
+    with connect(postgres_url, lasting) as place:
+        assert list_refused(place) == refused
+    # A person has looked at the rows.
+    with connect(postgres_url, fresh) as place:
+        assert begin_sealing(place, fresh, again=True)
+        assert list_keys(place) == ["good", "low"]
+    with connect(postgres_url, tmp_path / "another") as place:
+        assert list_keys(place) == ["good", "low"] and not place.seals.is_unconfirmed
+
+
+def test_a_new_home_and_an_empty_database_are_sealed_from_the_beginning(
+    postgres_url: str, tmp_path: Path
+) -> None:
+    with connect(postgres_url, tmp_path) as place:
+        with closing(KeyStore(place)) as store:
+            create(store, "own")
+        assert begin_sealing(place, tmp_path)
+        with connect(postgres_url, tmp_path, None) as outside, closing(KeyStore(outside)) as store:
+            create(store, "other")
+        assert list_keys(place) == ["own"]
+    with connect(postgres_url, tmp_path / "next") as place:
+        assert list_keys(place) == ["own"] and not place.seals.is_unconfirmed
+
+
+def test_a_hub_with_a_new_home_does_not_replace_policies_of_a_version_before_seals(
+    postgres_url: str, tmp_path: Path
+) -> None:
+    with connect(postgres_url, tmp_path, None) as place, closing(PolicyFiles(place)) as policies:
+        assert policies.change({"all.cedar": "forbid"}, {}) == []
+    with connect(postgres_url, tmp_path) as place:
+        with pytest.raises(ConfigError, match=r"policies among them: .* dragoman stores seal"):
+            begin_sealing(place, tmp_path)
+        assert begin_sealing(place, tmp_path, again=True)
+        with closing(PolicyFiles(place)) as policies:
+            assert policies.load().keys() == {"all.cedar"}
+
+
+def test_a_new_process_of_a_home_accepts_what_was_there_before(
+    postgres_url: str, tmp_path: Path
+) -> None:
+    workers = [tmp_path / "workers" / str(number) for number in range(2)]
+    for worker in workers:
+        worker.mkdir(parents=True)
+    with connect(postgres_url, tmp_path, None) as place, closing(KeyStore(place)) as store:
+        create(store, "before")
+        remember(tmp_path, place)
+    with connect(postgres_url, workers[0]) as place:
+        assert begin_sealing(place, workers[0])
+        assert list_keys(place) == ["before"]
+        write(place, "DELETE FROM row_seals")
+    with connect(postgres_url, workers[1]) as place:
+        assert begin_sealing(place, workers[1])
+        assert list_keys(place) == [], "another process has sealed the database"
+
+
 def test_rows_count_while_a_hub_without_seals_is_a_member(
     postgres_url: str, tmp_path: Path
 ) -> None:
+    with connect(postgres_url, tmp_path, None) as place:
+        place.open(TABLES).close()
+        remember(tmp_path, place)
     with connect(postgres_url, tmp_path) as place:
         # As the version before has made it.
         write(place, "CREATE TABLE hubs (id text PRIMARY KEY, state text NOT NULL, heir text)")

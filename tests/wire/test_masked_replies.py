@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from collections.abc import AsyncIterator, Mapping
 
 import pytest
@@ -49,6 +51,20 @@ async def test_no_spelling_of_a_secret_is_read(size: int) -> None:
         assert b"".join([one async for one in streamed.body.chunks()]) == MASKED
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 16, 1000])
+async def test_no_secret_is_read_that_is_escaped_by_numbers(size: int) -> None:
+    secret = "q1+Zk9xW0/aBcD=="
+    texts = [f"Bearer {secret}", f"{secret}{secret} {secret[:9]}", "caf\u00e9 \\u002B+", "+q1+Z"]
+    plain = json.dumps(texts)
+    expected = json.loads(plain.replace(secret, "***"))
+    for escaped, form in (("+", "\\u%04X"), ("=/", "\\u%04x"), ("q+WD", "\\u%04X")):
+        data = plain.translate({ord(one): form % ord(one) for one in escaped}).encode()
+        whole = mask_reply(HttpReply(200, {}, PiecedBody(data, size)), (secret,))
+        assert json.loads(await whole.body.read(10_000)) == expected
+        streamed = mask_reply(HttpReply(200, {}, PiecedBody(data, size)), (secret,))
+        assert json.loads(b"".join([one async for one in streamed.body.chunks()])) == expected
+
+
 async def test_a_stream_is_not_held_back_for_nothing() -> None:
     reply = mask_reply(HttpReply(200, {}, PiecedBody(b"one\n\ntwo\n\nAT-", 5)), (TOKEN,))
     assert [one async for one in reply.body.chunks()] == [b"one\n\n", b"two\n\n", b"AT-"]
@@ -58,6 +74,33 @@ def test_words_of_the_configuration_are_no_secrets() -> None:
     assert list_secret_words("Bearer abc def", "Bearer ${TOKEN}") == ["abc", "def"]
     assert list_secret_words("application/json", "application/json") == []
     assert list_secret_words("Basic abc", "Basic abc", "authorization") == ["Basic", "abc"]
+
+
+@pytest.mark.parametrize(
+    ("template", "values"),
+    [
+        ("session=${COOKIE}", ["q1+Zk9xW0=="]),
+        ("theme=dark; session=${COOKIE}; other=1", ["q1+Zk9xW0=="]),
+        ('Token token="${file:token}", kind=plain', ["abcd=efgh"]),
+        ("prefix-${exec:tool x}-suffix", ["abcd-suffix-efgh"]),
+        ("Basic ${USER}:${PASSWORD}", ["anna-maria", "pass:word"]),
+        ("Basic ${USER}:${PASSWORD}", ["anna-maria:b", "password"]),
+        ("${WHOLE}", ["Bearer of-a-token"]),
+    ],
+)
+def test_the_value_of_a_reference_alone_is_secret(template: str, values: list[str]) -> None:
+    value = template
+    for one in values:
+        value = re.sub(r"\$\{[^}]+\}", one, value, count=1)
+    words = list_secret_words(value, template)
+    assert {word for one in values for word in one.split()} <= set(words)
+    assert not {"theme", "dark", "other=1", "kind=plain", "Basic", "session"} & set(words)
+
+
+def test_the_value_of_a_cookie_is_secret_without_a_reference() -> None:
+    cookie = "session=abcdefgh; token='ijklmnop'; short=abc; padded=="
+    words = list_secret_words(cookie, cookie, "cookie")
+    assert set(words) == {*cookie.split(), "abcdefgh", "ijklmnop"}
 
 
 async def test_a_secret_that_is_replaced_while_its_reply_is_awaited_is_masked() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -141,8 +141,12 @@ def build_stores(
         if not isinstance(place, Path) and place.seals.is_active:
             from dragoman.stores.seal_database import begin_sealing
 
-            with suppress(StorageFailed):  # the watch of the stores tries again
+            try:
                 begin_sealing(place, home)
+            except StorageFailed:
+                if place.seals.is_unconfirmed:
+                    raise
+                # Otherwise the watch of the stores tries again.
         undo.pop_all()
     clock = SteadyClock(record.clock_seen or audit.previous_end_at, record.clock_new_since)
     conversations = DatabaseConversations(place, witness.register_stores, is_shared=bool(hub))

@@ -75,7 +75,8 @@ class StoreWatch:
                 )
 
     async def begin_sealing(self) -> None:
-        """Seals the rows of a shared database once the last hub without seals has left."""
+        """Seals the rows of a shared database once the last hub without seals has left. What a
+        person has to accept was reported at the start; once accepted, it needs nothing here."""
         place = self._stores.place
         if isinstance(place, Path) or not place.seals.is_active:
             return

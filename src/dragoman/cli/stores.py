@@ -144,8 +144,9 @@ def seal(yes: bool, home: str | None) -> None:
 
     Hubs with a [cluster] secret refuse keys, users, agents and approvals in the database that no
     hub and no command of the cluster has written; dragoman doctor names them. Run this after you
-    have changed the secret, or have restored the database from elsewhere: it gives every row that
-    is there now what it says, so look at the keys and users first.
+    have changed the secret, have restored the database from elsewhere, or have upgraded hubs
+    without a home that lasts from a version before seals: it gives every row that is there now what
+    it says, so look at the keys and users first.
     """
     from dragoman.app.store_place import open_offline_place
     from dragoman.stores.seal_database import begin_sealing

@@ -101,7 +101,11 @@ class DatabaseApprovals(LoopStore):
         encoded = _encode(_json_from_request(request))
         parked = _encode(_json_from_parked(stored.parked)) if stored.parked else ""
         requester = request.requester
-        with self._transact() as db, self._seals.change(db, SEALED, request.id):
+        sealed = (
+            request.id, request.kind, requester.org, requester.key, encoded, parked, stored.match,
+            float(approval.requested_at), float(request.expires_at), PENDING, 0.0, "", "", "", "",
+        )  # fmt: skip
+        with self._transact() as db:
             pending = "SELECT count(*) FROM approvals WHERE state = ?"
             total = db.execute(pending, (PENDING,)).fetchone()[0]
             each = db.execute(f"{pending} AND holder = ?", (PENDING, requester.key)).fetchone()[0]
@@ -113,22 +117,11 @@ class DatabaseApprovals(LoopStore):
                     + ("pending_each" if each >= most_each else "pending")
                 )
             db.execute(
-                "INSERT INTO approvals (id, kind, org, holder, request, parked, match, "
-                "requested_at, expires_at, state, size) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (
-                    request.id,
-                    request.kind,
-                    requester.org,
-                    requester.key,
-                    encoded,
-                    parked,
-                    stored.match,
-                    approval.requested_at,
-                    request.expires_at,
-                    PENDING,
-                    len(encoded) + len(parked),
-                ),
+                f"INSERT INTO approvals ({SEALED.listed}, size) "
+                f"VALUES ({', '.join('?' * len(sealed))}, ?)",
+                (*sealed, len(encoded) + len(parked)),
             )
+            self._seals.put(db, SEALED, sealed)
 
     def find(self, id: str) -> StoredApproval | None:
         return next(iter(self._find_rows("id = ?", (id,))), None)
@@ -155,7 +148,8 @@ class DatabaseApprovals(LoopStore):
         return self._find_rows(f"{query} ORDER BY number DESC LIMIT ?", [*values, most])
 
     def decide(self, id: str, state: str, by: str, comment: str, now: float) -> bool:
-        with self._transact() as db, self._seals.change(db, SEALED, id):
+        columns = ("state", "decided_by", "comment", "decided_at")
+        with self._transact() as db, self._seals.change(db, SEALED, id, sets=columns):
             done = db.execute(
                 "UPDATE approvals SET state = ?, decided_by = ?, comment = ?, decided_at = ? "
                 "WHERE id = ? AND state = ? AND expires_at > ?",
@@ -168,7 +162,8 @@ class DatabaseApprovals(LoopStore):
         ids = self._list_ids(late, (PENDING, now))
         if not ids:
             return []
-        with self._transact() as db, self._seals.change(db, SEALED, *ids):
+        columns = ("state", "decided_at")
+        with self._transact() as db, self._seals.change(db, SEALED, *ids, sets=columns):
             rows = db.execute(
                 f"UPDATE approvals SET state = ?, decided_at = expires_at WHERE {late} "
                 f"RETURNING {SEALED.listed}, NULL, {_MORE}",
@@ -186,7 +181,8 @@ class DatabaseApprovals(LoopStore):
             open_states = f"(outcome = '' OR (hub IN ({places}) AND {_HELD}))"
             values += [*unsure, RUNNING, INTERRUPTED]
         try:
-            with self._transact() as db, self._seals.change(db, SEALED, id):
+            columns = ("outcome", "hub")
+            with self._transact() as db, self._seals.change(db, SEALED, id, sets=columns):
                 if not self._list_ids("id = ?", (id,)):
                     return False  # it is unknown, or was approved outside of this cluster
                 done = db.execute(
@@ -214,7 +210,7 @@ class DatabaseApprovals(LoopStore):
         hub = self._begun.get(id)
         if hub is None:
             return  # it has ended already
-        with self._transact() as db, self._seals.change(db, SEALED, id):
+        with self._transact() as db, self._seals.change(db, SEALED, id, sets=("outcome",)):
             # What another hub has marked as interrupted, this one knows better.
             db.execute(
                 "UPDATE approvals SET outcome = ?, problem = ?, reply = ?, ended_at = ?, "
@@ -238,7 +234,8 @@ class DatabaseApprovals(LoopStore):
         hub = self._begun.get(id)
         if hub is None:
             return
-        with self._transact() as db, self._seals.change(db, SEALED, id):
+        columns = ("outcome", "hub")
+        with self._transact() as db, self._seals.change(db, SEALED, id, sets=columns):
             db.execute(
                 "UPDATE approvals SET outcome = '', hub = '', ended_at = 0 "
                 f"WHERE id = ? AND hub = ? AND {_HELD}",
@@ -268,7 +265,7 @@ class DatabaseApprovals(LoopStore):
         running = (RUNNING, self._hub if hub is None else hub)
         with self._transact() as db:
             ids = self._list_ids("outcome = ? AND hub = ?", running)
-            with self._seals.change(db, SEALED, *ids):
+            with self._seals.change(db, SEALED, *ids, sets=("outcome",)):
                 done = db.execute(
                     "UPDATE approvals SET outcome = ?, ended_at = ? WHERE outcome = ? AND hub = ?",
                     (INTERRUPTED, now, *running),

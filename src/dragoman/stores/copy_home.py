@@ -86,6 +86,25 @@ def copy_home(
         ) from None
 
 
+def has_copied(home: Path, server: PostgresServer) -> bool:
+    """Whether the home was copied into the database. Raises `ConfigError`."""
+    try:
+        source = _identify(home)
+    except InvalidInput:
+        return False
+    find = "SELECT 1 FROM pg_tables WHERE schemaname = $1 AND tablename = 'copies'"
+    try:
+        with closing(server.connect()) as connection:
+            if connection.execute(find, (SCHEMA,)).fetchone() is None:
+                return False
+            rows = connection.execute(
+                f"SELECT 1 FROM {SCHEMA}.copies WHERE source = $1 LIMIT 1", (source,)
+            )
+            return rows.fetchone() is not None
+    except (psycopg.Error, OSError) as error:
+        raise ConfigError(f'"{server.place}" cannot be read: {render_failure(error)}') from None
+
+
 def count_rows(server: PostgresServer) -> dict[str, int]:
     """Counts the rows of each store in the database."""
     found = {}

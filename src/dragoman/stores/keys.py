@@ -180,15 +180,16 @@ class KeyStore:
         id = "".join(secrets.choice(_ID_LETTERS) for _ in range(8))
         key = f"{PREFIX}{id}_{secrets.token_urlsafe(32)}"
         lists = [msgspec.json.encode(list(each)).decode() for each in (scopes, roles)]
-        row = (name, id, _hash_key(key), owner, org, *lists, target, view, now, expires_at)
+        until = None if expires_at is None else float(expires_at)
+        row = (
+            name, id, _hash_key(key), owner, org, lists[0], now, until, None, lists[1], target,
+            view, 1,
+        )  # fmt: skip
         try:
-            with self.base.writer.transaction(), self._seals.change(self._db, SEALED, name):
-                self._db.execute(
-                    "INSERT INTO keys (name, id, hash, owner, org, scopes, roles, target, view, "
-                    "created_at, expires_at, scopes_chosen) "
-                    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                    (*row, 1),
-                )
+            with self.base.writer.transaction():
+                places = ", ".join("?" * len(row))
+                self._db.execute(f"INSERT INTO keys ({SEALED.listed}) VALUES ({places})", row)
+                self._seals.put(self._db, SEALED, row)
         except IntegrityError as error:
             raise InvalidInput(
                 f'a key named "{name}" already exists, and names of revoked keys cannot be used '
@@ -201,17 +202,24 @@ class KeyStore:
 
     def revoke(self, name: str) -> None:
         """Revokes a key; other processes notice within a second."""
-        self._update(name, "revoked_at = coalesce(revoked_at, ?)", (time.time(),))
+        now = time.time()
+        self._update(name, ("revoked_at",), "revoked_at = coalesce(revoked_at, ?)", (now,))
 
     def set_scopes(self, name: str, scopes: Sequence[str]) -> None:
         """Replaces the scopes of a key; other processes notice within a second."""
         _check_fields(name, name, name, scopes, (), "")
         listed = msgspec.json.encode(list(scopes)).decode()
-        self._update(name, "scopes = ?, scopes_chosen = ?", (listed, 1))
+        columns = ("scopes", "scopes_chosen")
+        self._update(name, columns, "scopes = ?, scopes_chosen = ?", (listed, 1))
 
-    def _update(self, name: str, change: str, values: tuple[Any, ...]) -> None:
+    def _update(
+        self, name: str, columns: tuple[str, ...], change: str, values: tuple[Any, ...]
+    ) -> None:
         try:
-            with self.base.writer.transaction(), self._seals.change(self._db, SEALED, name):
+            with (
+                self.base.writer.transaction(),
+                self._seals.change(self._db, SEALED, name, sets=columns),
+            ):
                 done = self._db.execute(f"UPDATE keys SET {change} WHERE name = ?", (*values, name))
         except Error as error:
             raise self._build_write_error(error) from error

@@ -54,14 +54,17 @@ class PolicyFiles(LoopStore):
             for name, text in texts.items():
                 self._drop_refused(db, name)
                 before, new = expected.get(name), text or ""
-                with self._seals.change(db, SEALED, name):
-                    if before is None:
-                        done = db.execute(
-                            "INSERT INTO policy_files (name, text, digest, number, changed_at) "
-                            "VALUES (?, ?, ?, 1, ?) ON CONFLICT (name) DO NOTHING",
-                            (name, new, hash_text(new), now),
-                        )
-                    else:
+                if before is None:
+                    row = (name, new, hash_text(new), 1, now)
+                    done = db.execute(
+                        f"INSERT INTO policy_files ({SEALED.listed}) VALUES (?, ?, ?, ?, ?) "
+                        "ON CONFLICT (name) DO NOTHING",
+                        row,
+                    )
+                    if done.rowcount:
+                        self._seals.put(db, SEALED, row)
+                else:
+                    with self._seals.change(db, SEALED, name, sets=SEALED.columns[1:]):
                         done = db.execute(
                             "UPDATE policy_files SET text = ?, digest = ?, number = number + 1, "
                             "changed_at = ? WHERE name = ? AND digest = ?",

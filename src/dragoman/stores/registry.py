@@ -103,14 +103,15 @@ class RegistryStore(LoopStore):
 
     def save_agent(self, row: Mapping[str, Any]) -> None:
         """`row` has an `id`, an `org` and a `slug`; it is kept when this returns."""
-        data = msgspec.json.encode(row).decode()
-        with self._transact() as db, self._seals.change(db, SEALED, row["id"]):
+        values = (row["id"], row["org"], row["slug"], msgspec.json.encode(row).decode())
+        with self._transact() as db:
             db.execute(
                 "INSERT INTO agents (id, org, slug, row) VALUES (?, ?, ?, ?) "
                 "ON CONFLICT (id) DO UPDATE SET org = excluded.org, slug = excluded.slug, "
                 "row = excluded.row",
-                (row["id"], row["org"], row["slug"], data),
+                values,
             )
+            self._seals.put(db, SEALED, values)
 
     def delete_agent(self, id: str) -> None:
         """And its cards."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hmac
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from dragoman.stores.database import DatabaseConnection, StorePlace, StoreTables
+from dragoman.stores.database import DatabaseConnection, Error, StorePlace, StoreTables
 
 log = logging.getLogger(__name__)
 
@@ -80,10 +80,15 @@ class SealedTable:
 class RowSeals:
     """Seals and checks rows. Without a key it admits all and seals none."""
 
-    def __init__(self, key: bytes | None, *, is_enforced: bool = False) -> None:
+    def __init__(
+        self, key: bytes | None, *, is_enforced: bool = False, is_unconfirmed: bool = False
+    ) -> None:
         self._key = hmac.digest(key, PURPOSE, "sha256") if key is not None else None
         self.is_enforced = is_enforced
         """Whether rows without a valid seal are refused."""
+        self.is_unconfirmed = is_unconfirmed
+        """Whether they are refused only because the home is new to the database, which has no mark:
+        they could be those of a version before seals."""
         self._reported: set[tuple[str, str]] = set()
 
     @property
@@ -125,30 +130,40 @@ class RowSeals:
         return hmac.digest(self._key, msgspec.json.encode([table.name, *values]), "sha256")
 
     @contextmanager
-    def change(self, db: DatabaseConnection, table: SealedTable, *ids: str) -> Iterator[None]:
-        """Seals rows after a change in the open transaction. One that was not valid before stays
-        so: a change of one column must not confirm what was written into another."""
+    def change(
+        self, db: DatabaseConnection, table: SealedTable, *ids: str, sets: Collection[str] = ()
+    ) -> Iterator[None]:
+        """Seals rows again after a change of the columns `sets` in the open transaction, or removes
+        the seals of those that it deletes. One that was not valid before stays so, and a change of
+        any other column fails: a change of one must not confirm what was written into another."""
         if self._key is None:
             yield
             return
-        before = {id: self._read(db, table, id) for id in ids}
+        # Without the lock, another writer could change the row between this and the hub's change.
+        before = {id: self._read(db, table, id, "FOR UPDATE") for id in sorted(ids)}
         yield
-        for id in ids:
-            row, was = self._read(db, table, id), before[id]
+        for id, was in before.items():
+            row = self._read(db, table, id)
             if row is None:
                 db.execute(
                     "DELETE FROM row_seals WHERE of_table = ? AND row_id = ?", (table.name, id)
                 )
-            elif was is None or not self.is_enforced or self._is_valid(table, was):
+            elif not self.is_enforced or (was is not None and self._is_valid(table, was)):
+                if self.is_enforced and was is not None:
+                    _check_others(table, was, row, sets)
                 db.execute(_PUT, (table.name, id, self._build(table, row[:-1])))
 
     def put(self, db: DatabaseConnection, table: SealedTable, values: Sequence[Any]) -> None:
-        """Seals a new row, in the open transaction; `values` are those of the sealed columns."""
+        """Seals a row of which the open transaction has written all sealed columns. `values` are
+        what it has written: what the database has could be of another writer."""
         if self._key is not None:
             db.execute(_PUT, (table.name, table.render_id(values), self._build(table, values)))
 
-    def _read(self, db: DatabaseConnection, table: SealedTable, id: str) -> Sequence[Any] | None:
-        query = f"SELECT {self.build_selection(table)} FROM {table.name} WHERE ({table.id}) = ?"
+    def _read(
+        self, db: DatabaseConnection, table: SealedTable, id: str, lock: str = ""
+    ) -> Sequence[Any] | None:
+        selection = self.build_selection(table)
+        query = f"SELECT {selection} FROM {table.name} WHERE ({table.id}) = ? {lock}"
         row: Sequence[Any] | None = db.execute(query, (id,)).fetchone()
         return row
 
@@ -176,6 +191,17 @@ class RowSeals:
             return []
         rows = db.execute(f"SELECT {self.build_selection(table)} FROM {table.name}").fetchall()
         return [table.render_id(row) for row in rows if not self._is_valid(table, row)]
+
+
+def _check_others(
+    table: SealedTable, was: Sequence[Any], row: Sequence[Any], sets: Collection[str]
+) -> None:
+    """Raises `Error`, so that the transaction is rolled back, if a column has changed that the hub
+    does not set: a trigger in the database can do that."""
+    pairs = zip(table.columns, was, row, strict=False)  # the seal follows the columns
+    if others := [column for column, old, new in pairs if old != new and column not in sets]:
+        id = table.render_id(row)[:100]
+        raise Error(f'the database changes "{others[0]}" of {table.noun} "{id}" as well')
 
 
 NO_SEALS = RowSeals(None)

@@ -196,6 +196,16 @@ def survey_stores(home: Path, policies: Path, database: str | None = None) -> St
     return StoreSurvey(key, record, databases, tuple(losses), not known)
 
 
+def read_recorded_database(home: Path) -> str | None:
+    """Reads the id of the database of `[store] url` that the home has used; None if there is
+    none."""
+    try:
+        found = _decode((home / RECORD_FILE).read_bytes())
+    except OSError:
+        return None
+    return found[0].stores.get(SERVER) if found is not None else None
+
+
 def _find_losses(
     home: Path, policies: Path, record: HomeRecord, databases: Mapping[str, DatabaseState]
 ) -> Iterable[StoreLoss]:

@@ -233,9 +233,9 @@ class UsersDatabase:
             raise self._build_error("written", error) from error
 
     @contextmanager
-    def change_user(self, name: str) -> Iterator[DatabaseConnection]:
-        """A transaction that changes the row of a user, and seals it."""
-        with self.transact() as db, self.seals.change(db, SEALED, name):
+    def change_user(self, name: str, *columns: str) -> Iterator[DatabaseConnection]:
+        """A transaction that changes the columns in the row of a user, and seals it."""
+        with self.transact() as db, self.seals.change(db, SEALED, name, sets=columns):
             yield db
 
     def note_revoked(self) -> None:
@@ -298,18 +298,17 @@ class UserStore:
         if self.read_count() >= MAX_USERS:
             raise InvalidInput(f"there are {MAX_USERS} users, which is the most that a hub has")
         lists = [msgspec.json.encode(list(each)).decode() for each in (roles, scopes)]
-        row = (name, org, *lists, password, subject or None, secrets.token_bytes(32), time.time())
+        handle, now = secrets.token_bytes(32), time.time()
+        row = (name, org, *lists, password, subject or None, handle, now, None, None, None)
         try:
-            with self._base.change_user(name) as db:
+            with self._base.transact() as db:
                 if restore:
                     db.execute(
                         "DELETE FROM users WHERE name = ? AND removed_at IS NOT NULL", (name,)
                     )
-                db.execute(
-                    "INSERT INTO users (name, org, roles, scopes, password, subject, handle, "
-                    "created_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                    row,
-                )
+                places = ", ".join("?" * len(row))
+                db.execute(f"INSERT INTO users ({SEALED.listed}) VALUES ({places})", row)
+                self._base.seals.put(db, SEALED, row)
                 note_change(db, ADD, name, {"org": org, "roles": list(roles), "by": by})
         except IntegrityError as error:
             removed = self._base.read(
@@ -352,7 +351,7 @@ class UserStore:
 
     def set_password(self, name: str, password: str, *, keep: bool = False) -> EndedAccess:
         """Sets the hash of a password, and ends all access of the user unless `keep`."""
-        with self._base.change_user(name) as db:
+        with self._base.change_user(name, "password") as db:
             db.execute("UPDATE users SET password = ? WHERE name = ?", (password, name))
             ended = EndedAccess() if keep else _end_everything(db, name)
             note_change(db, CHANGE, name, {"what": "password"})
@@ -361,7 +360,7 @@ class UserStore:
 
     def end_access(self, name: str) -> EndedAccess:
         """Ends all access of a user who will choose a new password: the old one, too."""
-        with self._base.change_user(name) as db:
+        with self._base.change_user(name, "password") as db:
             db.execute("UPDATE users SET password = '' WHERE name = ?", (name,))
             ended = _end_everything(db, name)
             note_change(db, CHANGE, name, {"what": "access ended"})
@@ -371,7 +370,7 @@ class UserStore:
     def bind_subject(self, name: str, subject: str) -> None:
         """Binds a user to an identity of a provider. Raises `InvalidInput` if it has one."""
         try:
-            with self._base.change_user(name) as db:
+            with self._base.change_user(name, "subject") as db:
                 done = db.execute(
                     "UPDATE users SET subject = ? WHERE name = ? AND subject IS NULL "
                     "AND password = '' AND enrolment IS NULL AND removed_at IS NULL",
@@ -392,7 +391,8 @@ class UserStore:
     def remove(self, name: str) -> None:
         """Removes a user and ends everything of theirs; other processes notice within a second."""
         found = self.get(name)
-        with self._base.change_user(found.name) as db:
+        columns = ("removed_at", "password", "subject", "enrolment", "enrolment_until")
+        with self._base.change_user(found.name, *columns) as db:
             db.execute(
                 "UPDATE users SET removed_at = ?, password = '', subject = NULL, enrolment = NULL, "
                 "enrolment_until = NULL WHERE name = ?",
@@ -414,7 +414,7 @@ class UserStore:
     def open_enrolment(self, name: str, seconds: float) -> str:
         """Returns a code with which the user sets a password, once; it replaces an earlier one."""
         code = secrets.token_urlsafe(32)
-        with self._base.change_user(name) as db:
+        with self._base.change_user(name, "enrolment", "enrolment_until") as db:
             db.execute(
                 "UPDATE users SET enrolment = ?, enrolment_until = ? WHERE name = ?",
                 (hash_secret(code), time.time() + seconds, name),
@@ -433,7 +433,8 @@ class UserStore:
         found = self.find_enrolment(code)
         if found is None:
             return None
-        with self._base.change_user(found.name) as db:
+        columns = ("password", "enrolment", "enrolment_until")
+        with self._base.change_user(found.name, *columns) as db:
             done = db.execute(
                 "UPDATE users SET password = ?, enrolment = NULL, enrolment_until = NULL "
                 "WHERE enrolment = ?",

@@ -6,6 +6,8 @@ reads the reply, an error, a result, a progress message or a record, gets `***` 
 
 from __future__ import annotations
 
+import asyncio
+import re
 from collections.abc import AsyncIterator, Iterable, Mapping
 from functools import lru_cache
 from typing import Any, Final
@@ -14,7 +16,13 @@ from dragoman.wire.http import NO_HEADERS, Body, HttpClient, HttpReply
 
 MIN_SECRET: Final = 8
 """Shorter values are no credentials; to replace them would spoil ordinary text."""
+LARGE: Final = 256 * 1024
+_REFERENCE: Final = re.compile(r"\$\{[^}]+\}")
+_AROUND: Final = "\"';,"
 _MASK: Final = b"***"
+_SPELLING: Final = 6
+"""The bytes of a character as `\\u002b`."""
+_ESCAPE_BEGUN: Final = re.compile(rb"\\(?:u(?:0(?:0[0-9a-fA-F]?)?)?)?\Z")
 CREDENTIAL_HEADERS: Final = frozenset(
     {"authorization", "proxy-authorization", "cookie", "x-api-key", "api-key"}
 )
@@ -50,10 +58,41 @@ def _mask_texts(value: Any, secret: str) -> Any:
 
 def list_secret_words(value: str, template: str = "", name: str = "") -> list[str]:
     """Lists the words of a header's value that are not in the text that it was made of, such as
-    Bearer: each may be a credential. All words of a header that has nothing else."""
+    Bearer: each may be a credential. All words of a header that has nothing else. Of `key=VALUE`,
+    and of what the references in the template stand for, also the value alone."""
     if template == value and name in CREDENTIAL_HEADERS:
         template = ""
-    return [word for word in value.split() if word not in template.split()]
+    words = [word for word in value.split() if word not in template.split()]
+    bare = [word.strip(_AROUND).partition("=")[2].strip(_AROUND) for word in words]
+    values = [word for one in _find_values(value, template) for word in one.split()]
+    parts = (part for part in (*bare, *values) if len(part) >= MIN_SECRET)
+    return list(dict.fromkeys((*words, *parts)))
+
+
+def _find_values(value: str, template: str) -> list[str]:
+    """Finds what the references in a template stand for. The text between two of them may occur in
+    what they stand for, so it is looked for from both ends."""
+    texts = _REFERENCE.split(template)
+    backwards = [text[::-1] for text in reversed(texts)]
+    return [
+        *_split_at(value, texts),
+        *(one[::-1] for one in _split_at(value[::-1], backwards)),
+    ]
+
+
+def _split_at(value: str, texts: list[str]) -> list[str]:
+    """Lists what is between the texts, of which each is taken as soon as it occurs."""
+    if len(texts) == 1:
+        return []
+    first, *others, last = texts
+    found, at, end = list[str](), len(first), len(value) - len(last)
+    for text in others:
+        stop = value.find(text, at, end)
+        if stop < 0:
+            return []
+        found.append(value[at:stop])
+        at = stop + len(text)
+    return [*found, value[at:end]]
 
 
 @lru_cache(maxsize=1_000)
@@ -69,6 +108,28 @@ def _encode_secrets(secrets: Iterable[str]) -> tuple[bytes, ...]:
     return tuple(sorted(spelled, key=len, reverse=True))
 
 
+@lru_cache(maxsize=1_000)
+def _compile_escapes(patterns: tuple[bytes, ...]) -> re.Pattern[bytes]:
+    """Matches the numbers of the characters in the patterns: those that encoders often escape, such
+    as quotes, are seldom among them."""
+    numbers = (b"%02x" % byte for byte in sorted(set(b"".join(patterns))))
+    return re.compile(b"\\\\u00((?i:" + b"|".join(numbers) + b"))")
+
+
+@lru_cache(maxsize=1_000)
+def _compile_escaped(pattern: bytes) -> re.Pattern[bytes]:
+    """Matches a spelling of which any character may be escaped by its number."""
+    either = (
+        b"(?:%b|\\\\u00(?i:%02x))" % (re.escape(pattern[at : at + 1]), pattern[at])
+        for at in range(len(pattern))
+    )
+    return re.compile(b"".join(either))
+
+
+def _unescape(found: re.Match[bytes]) -> bytes:
+    return bytes([int(found[1], 16)])
+
+
 class MaskedBody:
     """Implements `wire.http.Body`."""
 
@@ -79,7 +140,10 @@ class MaskedBody:
         self._patterns = patterns
 
     async def read(self, limit: int) -> bytes:
-        return self._mask(await self._body.read(limit))
+        data = await self._body.read(limit)
+        if len(data) > LARGE:  # with many escapes it takes longer than the loop may wait
+            return await asyncio.to_thread(self._mask, data)
+        return self._mask(data)
 
     async def chunks(self) -> AsyncIterator[bytes]:
         held = b""
@@ -102,10 +166,33 @@ class MaskedBody:
         for pattern in self._patterns:
             if pattern in data:
                 data = data.replace(pattern, _MASK)
+        return self._mask_escaped(data) if b"\\" in data else data
+
+    def _mask_escaped(self, data: bytes) -> bytes:
+        """Masks what some encoders of JSON write as `\\u002B`: they escape more than they must."""
+        escapes = _compile_escapes(self._patterns)
+        if escapes.search(data) is None:
+            return data
+        plain = escapes.sub(_unescape, data)
+        for pattern in self._patterns:
+            if pattern in plain:  # to search for both spellings of each character takes longer
+                data = _compile_escaped(pattern).sub(_MASK, data)
         return data
 
     def _count_begun(self, data: bytes) -> int:
         """How many bytes at the end may be the beginning of a secret."""
+        begun = self._count_begun_plain(data)
+        end = data[-_SPELLING * len(self._patterns[0]) :]
+        if b"\\" not in end:
+            return begun
+        rest, escapes = _ESCAPE_BEGUN.sub(b"", end), _compile_escapes(self._patterns)
+        plain = self._count_begun_plain(escapes.sub(_unescape, rest))
+        at = len(rest)
+        for _ in range(plain):  # as long as it is in the data
+            at -= _SPELLING if escapes.fullmatch(rest, max(at - _SPELLING, 0), at) else 1
+        return max(begun, len(end) - at)
+
+    def _count_begun_plain(self, data: bytes) -> int:
         longest = 0
         for pattern in self._patterns:
             tail = data[-len(pattern) + 1 :]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from dragoman.core.access import TokenRejected
 from dragoman.core.principal import USER, Principal
@@ -75,12 +75,7 @@ def build_principal(
     the token that mean this hub: a token for the address of a view is bound to that view. Raises
     `TokenRejected` if the claims do not meet the rules."""
     subject = claims.get("sub")
-    # One that a reader of the audit log or of an approval could take for another is refused.
-    if (
-        not isinstance(subject, str)
-        or not _TEXT.fullmatch(subject)
-        or escape_line(subject) != subject
-    ):
+    if not _is_readable(subject):
         raise TokenRejected("the token names no subject that can be used")
     for path, wanted in rules.required_claims.items():
         if not _has_value(find_claim(claims, path), wanted):
@@ -102,10 +97,16 @@ def build_principal(
         org,
         roles=roles,
         scopes=tuple(scopes),
-        behalf=owner if isinstance(owner, str) and _TEXT.fullmatch(owner) else subject,
+        behalf=owner if _is_readable(owner) else subject,
         credential=credential,
         view=find_view_name(audiences),
     )
+
+
+def _is_readable(name: Any) -> TypeGuard[str]:
+    """Whether a claim is a name that no reader of the audit log or of an approval can take for
+    another."""
+    return isinstance(name, str) and bool(_TEXT.fullmatch(name)) and escape_line(name) == name
 
 
 def _find_org(rules: ClaimRules, claims: Mapping[str, Any]) -> str:
