@@ -435,6 +435,8 @@ def test_doctor_names_workflows_that_the_hub_refuses_or_that_start_programs(
     for name, text in (
         ("allowed", f"env: [TEAM_X]\n{steps}{mark}"), ("refused", f"env: [AWS]\n{steps}{mark}"),
         ("own", hook + steps), ("plain", f"env: [AWS]\n{steps}"),
+        ("unnamed", f"trigger: {{type: schedule, cron: '0 9 * * *'}}\n{steps}{mark}"),
+        ("waiting", f"{steps}{mark}"),
     ):  # fmt: skip
         (folder / f"{name}.yaml").write_text(text)
         (folder / f"{name}.yaml").chmod(0o600)
@@ -443,6 +445,8 @@ def test_doctor_names_workflows_that_the_hub_refuses_or_that_start_programs(
         for one in terminal.run("doctor", "--json").json()["checks"]
         if one["check"] == "workflows"
     ]
-    (refused, own) = said
+    refused, (own, unnamed) = said[0], sorted(said[1:])
+    assert unnamed[0] == "warning"
+    assert unnamed[1].startswith('workflow "unnamed" is not started by its triggers')
     assert refused[0] == "warning" and refused[1].startswith('refused.yaml:1: workflow "refused"')
     assert own == ("info", 'workflow "own" reads the secret of its webhook with a program')
