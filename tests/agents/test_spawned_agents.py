@@ -17,6 +17,8 @@ from dragoman.core.errors import InvalidInput, NotFound, RateLimited, TimedOut, 
 from dragoman.core.local_agents import AGENT, AgentProfiles
 from dragoman.core.principal import Principal
 from dragoman.core.tool import Nowhere, Tool
+from dragoman.core.tool_filter import EVERYTHING
+from dragoman.core.tool_identity import BUILTIN
 from dragoman.guards.grants import GrantedAuthorizer
 from dragoman.stores.usage import DatabaseUsage
 
@@ -170,3 +172,14 @@ def test_agent_that_was_removed_has_no_grants() -> None:
     assert not granted.can_see(gone, tool, "agent")
     key = Principal("key", "k", serves="server-without-a-manifest")
     assert granted.is_granted(key, tool, None, "agent")
+
+
+async def test_an_agent_has_its_tools_as_soon_as_it_is_listed(short_tmp: Path) -> None:
+    async with open_rig(short_tmp) as rig:
+        file = rig.home / "agents" / "clock" / "agent.toml"
+        file.parent.mkdir(parents=True)
+        text = '[[script]]\nsay = "hi"\n[capabilities]\ntools = ["system_time"]\n'
+        file.write_text(text, encoding="utf-8")
+        await rig.app._follow_agents()
+        assert rig.made.find_by_name("clock") is not None
+        assert rig.hub.find("system_time", EVERYTHING).target.name == BUILTIN

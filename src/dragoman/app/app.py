@@ -262,9 +262,8 @@ class App:
         for watch in (
             self.applier.follow(),
             poll(parts.guards.policies.check),
-            poll(parts.manifests.follow),
+            poll(self._follow_agents),
             poll(parts.endpoints.follow, FILES_SECONDS),
-            poll(parts.tools.follow),
             poll(parts.routing.follow),
             poll(parts.workflows.follow),
             poll(parts.guards.approvals.follow),
@@ -298,6 +297,14 @@ class App:
             self._loops.spawn(
                 parts.shared_audit.keep_pruning(lambda: parts.live.config.audit, leases)
             )
+
+    async def _follow_agents(self) -> None:
+        """Applies changes of manifests, and loads the built-in tools with the first agent that has
+        any, before a client can ask that agent."""
+        try:
+            await self.parts.manifests.follow()
+        finally:
+            await self.parts.tools.follow()
 
     async def _inherit(self, hub: str) -> None:
         """Another hub has ended, and this one is its heir."""
