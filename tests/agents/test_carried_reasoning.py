@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from time import process_time
 from typing import Any
 
 import pytest
@@ -31,9 +32,9 @@ from dragoman.agents.models.chat import (
     find_carried,
 )
 from dragoman.agents.models.constrained import flatten_message
-from dragoman.agents.models.openai import merge_detail
+from dragoman.agents.models.openai import MAX_BLOCKS, ChatAnswer, ReasoningBlocks
 from dragoman.core.call import Result
-from dragoman.core.errors import WorkFailed
+from dragoman.core.errors import BadReply, WorkFailed
 from dragoman.net.client import OutboundHttp
 
 pytestmark = pytest.mark.promise("T1")
@@ -298,7 +299,7 @@ async def test_fallback_of_another_origin_gets_the_conversation_without_it(rig: 
 
 
 def test_pieces_of_one_block_are_merged_and_others_are_kept_apart() -> None:
-    details: list[dict[str, Any]] = []
+    blocks = ReasoningBlocks()
     for one in (
         {"type": "reasoning.text", "index": 0, "text": "a", "id": "x"},
         {"type": "reasoning.text", "index": 0, "text": "b", "signature": None},
@@ -309,11 +310,37 @@ def test_pieces_of_one_block_are_merged_and_others_are_kept_apart() -> None:
         {"type": "reasoning.text", "text": "f"},
         {"type": "reasoning.text", "text": "g"},
     ):
-        merge_detail(details, one)
+        blocks.add(one)
+    details = blocks.build()
     assert details[0] == {
         "type": "reasoning.text", "index": 0, "text": "ab", "id": "x", "signature": "s",
     }  # fmt: skip
     assert [one.get("text", one.get("data")) for one in details[1:]] == ["c", "d", "e", "f", "g"]
+
+
+def test_answers_in_many_pieces_take_linear_time_and_bounded_blocks() -> None:
+    begun = process_time()
+    answer = ChatAnswer("m", lambda text: None, (), "o")
+    for _ in range(200_000):
+        answer._take_delta(
+            {
+                "reasoning_content": "ten chars.",
+                "reasoning_details": [{"type": "reasoning.text", "index": 0, "text": "ten chars."}],
+                "tool_calls": [{"index": 0, "function": {"name": "f", "arguments": "ten chars."}}],
+            }
+        )
+    assert process_time() - begun < 30.0  # takes a second or two where it is linear
+    reply = answer.build()
+    assert len(reply.tool_requests[0].arguments) == 2_000_000 and reply.carry is not None
+    message = reply.carry["data"]["message"]
+    assert len(message["reasoning_content"]) == 2_000_000
+    assert len(message["reasoning_details"][0]["text"]) == 2_000_000
+    spaces = ChatAnswer("m", lambda text: None, (), "o")
+    for _ in range(200_000):
+        spaces._take_delta({"content": "          "})
+    assert len(spaces.build().text) == 2_000_000
+    with pytest.raises(BadReply, match="blocks of reasoning"):
+        answer._take_delta({"reasoning_details": [{"text": "x"}] * (MAX_BLOCKS + 1)})
 
 
 def test_carry_counts_and_goes_with_what_is_shortened() -> None:

@@ -47,6 +47,10 @@ MAX_ADAPTED = 4
 MAX_REPLY = 10 * 1024 * 1024
 MAX_ERROR = 64 * 1024
 MAX_TOOL_REQUESTS = 128
+MAX_BLOCKS = 1_000
+"""Blocks of reasoning in an answer."""
+MAX_SPACE = 1_000
+"""Characters of white space before thoughts."""
 
 
 class OpenAiSettings(Struct, frozen=True, kw_only=True):
@@ -265,7 +269,8 @@ class _Request:
     """A tool call whose pieces arrive."""
 
     def __init__(self, id: str, function: Mapping[str, Any]) -> None:
-        self.id = self.name = self.arguments = ""
+        self.id = self.name = ""
+        self._arguments: list[str] = []
         self.extra: dict[str, Any] = {}
         """What the server wants back with the call."""
         self.add(id, function)
@@ -286,7 +291,11 @@ class _Request:
         if isinstance(arguments, dict):  # Ollama's own form
             arguments = encode(arguments).decode()
         if isinstance(arguments, str):
-            self.arguments += arguments
+            self._arguments.append(arguments)
+
+    @property
+    def arguments(self) -> str:
+        return "".join(self._arguments)
 
 
 class ChatAnswer:
@@ -300,7 +309,10 @@ class ChatAnswer:
         self._origin = origin
         self._thoughts = ThoughtFilter()
         self._is_refused = False
-        self._carried: dict[str, Any] = {}
+        self._thought: list[str] = []
+        self._has_thought = False
+        """Whether there is a member for thoughts, which may be empty."""
+        self._blocks = ReasoningBlocks()
         """Members of the message that the server wants back."""
         self.is_done = False
         self._name = self._model = model
@@ -404,11 +416,10 @@ class ChatAnswer:
     def _take_reasoning(self, delta: Mapping[str, Any]) -> None:
         thought = delta.get("reasoning_content")
         if isinstance(thought, str):
-            self._carried["reasoning_content"] = (
-                self._carried.get("reasoning_content", "") + thought
-            )
+            self._has_thought = True
+            self._thought.append(thought)
         for detail in list_objects(delta.get("reasoning_details")):
-            merge_detail(self._carried.setdefault("reasoning_details", []), detail)
+            self._blocks.add(detail)
 
     def build(self) -> ModelReply:
         made: dict[str, ToolRequest] = {}
@@ -434,8 +445,13 @@ class ChatAnswer:
 
     def _build_carried(self, extras: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         data: dict[str, Any] = {}
-        if self._carried:
-            data["message"] = self._carried
+        message: dict[str, Any] = {}
+        if self._has_thought:
+            message["reasoning_content"] = "".join(self._thought)
+        if blocks := self._blocks.build():
+            message["reasoning_details"] = blocks
+        if message:
+            data["message"] = message
         if any(extras):
             data["tool_calls"] = extras
         return data
@@ -444,26 +460,45 @@ class ChatAnswer:
 _PIECE_MEMBERS = frozenset(("index", "id", "type", "function"))
 
 
-def merge_detail(details: list[dict[str, Any]], piece: Mapping[str, Any]) -> None:
-    """Adds a piece of `reasoning_details`: those with one type and index are one block, whose text
-    comes in pieces and whose signature may come last."""
-    known = next((one for one in details if _is_same_block(one, piece)), None)
-    if known is None:
-        details.append(dict(piece))
-        return
-    for name, value in piece.items():
-        if name in ("text", "summary") and isinstance(value, str):
-            known[name] = (known.get(name) or "") + value
-        elif value is not None:
-            known[name] = value
+class ReasoningBlocks:
+    """Puts the pieces of `reasoning_details` together: those with one type and index are one block,
+    whose text comes in pieces and whose signature may come last."""
+
+    def __init__(self) -> None:
+        self._blocks: list[tuple[dict[str, Any], dict[str, list[str]]]] = []
+        """The members of each, and the pieces of its texts."""
+        self._latest: dict[tuple[str, int], int] = {}
+
+    def add(self, piece: Mapping[str, Any]) -> None:
+        kind, index = piece.get("type"), piece.get("index")
+        key = (kind, index) if isinstance(kind, str) and isinstance(index, int) else None
+        place = self._latest.get(key) if key is not None else None
+        if place is None or not _continues(self._blocks[place][0], piece):
+            if len(self._blocks) >= MAX_BLOCKS:
+                raise BadReply(f"it has more than {MAX_BLOCKS} blocks of reasoning")
+            place = len(self._blocks)
+            self._blocks.append(({}, {}))
+            if key is not None:
+                self._latest[key] = place
+        members, texts = self._blocks[place]
+        for name, value in piece.items():
+            if name in ("text", "summary") and isinstance(value, str):
+                texts.setdefault(name, []).append(value)
+                members[name] = ""  # in its place
+            elif value is not None or name not in members:
+                members[name] = value
+
+    def build(self) -> list[dict[str, Any]]:
+        return [
+            {**members, **{name: "".join(pieces) for name, pieces in texts.items()}}
+            for members, texts in self._blocks
+        ]
 
 
-def _is_same_block(known: Mapping[str, Any], piece: Mapping[str, Any]) -> bool:
-    if not isinstance(piece.get("index"), int) or (known.get("data") and piece.get("data")):
+def _continues(block: Mapping[str, Any], piece: Mapping[str, Any]) -> bool:
+    if block.get("data") and piece.get("data"):
         return False  # encrypted data never comes in pieces
-    if known.get("id") and piece.get("id") and known["id"] != piece["id"]:
-        return False
-    return all(known.get(name) == piece.get(name) for name in ("type", "index"))
+    return not (block.get("id") and piece.get("id") and block["id"] != piece["id"])
 
 
 _FILTERED = ("content_filter", "safety", "recitation", "prohibited_content", "blocklist")
@@ -490,7 +525,8 @@ class ThoughtFilter:
         if not self._is_inside:
             begun = self._held.lstrip()
             if not begun.startswith(self._OPEN):
-                return "" if self._OPEN.startswith(begun) else self._end(self._held)
+                is_open = self._OPEN.startswith(begun) and len(self._held) < MAX_SPACE
+                return "" if is_open else self._end(self._held)
             self._is_inside, self._held = True, begun[len(self._OPEN) :]
         _, closed, rest = self._held.partition(self._CLOSE)
         if rest := rest.lstrip():
