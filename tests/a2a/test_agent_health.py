@@ -18,6 +18,8 @@ from tests.a2a.scripted_agent import OLD_PLACE, Request, scripted_agent
 
 from dragoman.a2a.remote import health_watch
 from dragoman.a2a.remote.health_watch import DEGRADED, HEALTHY, UNKNOWN, UNREACHABLE, AgentHealth
+from dragoman.core.catalog import UncheckedReason
+from dragoman.core.logs import STORAGE_OUTAGE
 
 pytestmark = pytest.mark.promise("R10")
 
@@ -105,6 +107,26 @@ async def test_three_consecutive_failures_remove_the_tools(tmp_path: Path) -> No
         await here.registry.refetch("ops")
         assert here.one("ops")["health"] == HEALTHY and len(here.tools()) == 2
     assert [state for _, state in here.events] == [HEALTHY, DEGRADED, UNREACHABLE, HEALTHY]
+
+
+async def test_an_agent_whose_pin_cannot_be_checked_keeps_its_state(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    STORAGE_OUTAGE.clear()
+    async with (
+        run_changeable_agent("deploy") as agent,
+        run_registry(tmp_path, external("ops", agent.url), every=0.05) as here,
+    ):
+        await here.until(lambda: here.one("ops")["health"] == HEALTHY)
+        here.pins.holds = lambda raw: UncheckedReason("the store failed")
+        for _ in range(4):
+            await here.registry.refetch("ops")
+        assert here.one("ops")["health"] == HEALTHY and len(here.tools()) == 2
+        here.pins.holds = lambda raw: "it has changed"
+        await here.until(lambda: here.one("ops")["health"] == DEGRADED)
+        assert not here.tools()
+    said = [one for one in caplog.records if "the store failed" in one.getMessage()]
+    assert [one.levelno for one in said if one.levelno > logging.DEBUG] == [logging.ERROR]
 
 
 @pytest.mark.parametrize(

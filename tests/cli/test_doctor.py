@@ -447,6 +447,8 @@ def test_doctor_names_workflows_that_the_hub_refuses_or_that_start_programs(
     ]
     refused, (own, unnamed) = said[0], sorted(said[1:])
     assert unnamed[0] == "warning"
-    assert unnamed[1].startswith('workflow "unnamed" is not started by its triggers')
+    assert unnamed[1].startswith(
+        'the workflow "unnamed" was not started: it was written by the API'
+    )
     assert refused[0] == "warning" and refused[1].startswith('refused.yaml:1: workflow "refused"')
     assert own == ("info", 'workflow "own" reads the secret of its webhook with a program')

@@ -3,11 +3,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from tests.permissive_hub import build_permissive_hub, call_tool
 
+from dragoman.core.bus import Bus
 from dragoman.core.call import Call, Result
-from dragoman.core.catalog import Catalog, ReviewResult, admit_all
-from dragoman.core.errors import ConfigError, NotFound, Quarantined, StorageFailed
+from dragoman.core.catalog import Catalog, ReviewResult, UncheckedReason, admit_all
+from dragoman.core.errors import (
+    ConfigError,
+    NotFound,
+    Quarantined,
+    StorageFailed,
+    is_own_trouble,
+)
 from dragoman.core.name_claims import Claim, NameClaims
+from dragoman.core.principal import OWNER
 from dragoman.core.tool import DEFAULT_TRAITS, Nowhere, Tool
 
 
@@ -82,6 +91,20 @@ def test_quarantined_tool_keeps_its_names() -> None:
     catalog.offer("a", [tool("a.b_c", "mcp_a_b_c")])
     assert isinstance(error_of(catalog, "mcp_a_b_c"), Quarantined)
     assert catalog.listed_name(catalog.find("a.b_c")) == "a.b_c"
+
+
+async def test_a_definition_that_cannot_be_checked_is_the_hubs_own_trouble() -> None:
+    """Work that was accepted is made later."""
+
+    def review(target: str, tools: Sequence[Tool]) -> ReviewResult:
+        return ReviewResult([], {one.name: UncheckedReason("the store failed") for one in tools})
+
+    catalog = Catalog(review=review)
+    catalog.offer("a", [tool("a.b", "mcp_a_b")])
+    hub = build_permissive_hub(catalog, Bus(), [])
+    with pytest.raises(StorageFailed, match="the store failed") as raised:
+        await call_tool(hub, OWNER, "a.b", {})
+    assert is_own_trouble(raised.value)
 
 
 def test_canonical_prefix_of_a_target_is_reserved() -> None:

@@ -35,7 +35,7 @@ from tests.policy.pin_corpus import (
 
 from dragoman.core import structs
 from dragoman.core.call import Call, Result
-from dragoman.core.catalog import Catalog
+from dragoman.core.catalog import Catalog, UncheckedReason
 from dragoman.core.errors import AmbiguousName, InvalidInput, NotFound, Quarantined, StorageFailed
 from dragoman.core.ports import Pin, PinChange, PinDecision
 from dragoman.core.tool import DEFAULT_TRAITS, PROMPT, RESOURCE, AgentFacts, Bridged, Nowhere, Tool
@@ -567,6 +567,7 @@ def test_unreadable_pins_hide_all_definitions(tmp_path: Path) -> None:
         admitted, held, _ = pins.review("files", [tool(READ), tool(READ, "b")])
         assert admitted == [] and len(held) == 2
         assert all('"pins.db" cannot be read' in why for why in held.values())
+        assert all(isinstance(why, UncheckedReason) for why in held.values())
         assert "cannot be read" in str(pins.review_card("weather", CARD, "first"))
     store.reading = True
     assert len(pins.review("files", [tool(READ), tool(READ, "b")])[0]) == 2
@@ -589,6 +590,7 @@ def test_definition_is_hidden_if_its_pin_cannot_be_stored(
     assert "could not be recorded" in caplog.text
     assert [one.remote_name for one in admitted] == ["read_file"]
     assert '"pins.db" cannot be written' in held["files.new"]
+    assert isinstance(held["files.new"], UncheckedReason)
     assert "cannot be written" in str(pins.review_card("weather", CARD, "first"))
     assert pins.review("files", [tool(READ, "new")])[1].keys() == {"files.new"}
     changed = [tool(at(READ, "description", "X"))]
@@ -596,7 +598,8 @@ def test_definition_is_hidden_if_its_pin_cannot_be_stored(
     store.writing = True
     assert pins.review("files", [tool(READ), tool(READ, "new")])[1] == {}
     assert pins.review_card("weather", CARD, "first") is None
-    assert pins.review("files", changed)[1].keys() == {"files.read_file"}
+    (why,) = pins.review("files", changed)[1].values()
+    assert "changed" in why and not isinstance(why, UncheckedReason)
     store.close()
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from dragoman.core.errors import ConfigError, Quarantined
+from dragoman.core.errors import ConfigError, Quarantined, StorageFailed
 from dragoman.core.loop_turns import LoopTurns
 from dragoman.core.name_claims import NameClaims, list_aliases
 from dragoman.core.tool import (
@@ -26,6 +26,11 @@ from dragoman.core.tool import (
     build_unknown_tool,
 )
 from dragoman.core.tool_filter import View
+
+
+class UncheckedReason(str):
+    """Why it is unknown whether a definition was approved: the store failed, which says nothing of
+    the definition."""
 
 
 class ReviewResult(NamedTuple):
@@ -231,7 +236,8 @@ class Catalog:
         names = []
         for tool in tools if result.quarantined else ():
             if (why := result.quarantined.get(tool.name)) is not None:
-                nowhere = build_missing_tool(tool.name, Quarantined(why), self.kind, (tool,))
+                error = StorageFailed if isinstance(why, UncheckedReason) else Quarantined
+                nowhere = build_missing_tool(tool.name, error(why), self.kind, (tool,))
                 for name in (tool.name, *list_aliases(tool)):
                     if name == tool.name or self.claims.find_owner(self.kind, name) == tool.name:
                         self._quarantined[name] = nowhere

@@ -199,6 +199,7 @@ class Nowhere:
         them."""
 
     async def run(self, call: Call) -> NoReturn:
+        call.notes.has_left = False
         # A copy: a raised exception keeps its frames alive, and they the call.
         raise copy(self.error)
 

@@ -18,8 +18,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from dragoman.core import structs
-from dragoman.core.catalog import ReviewResult, choose_spellings
+from dragoman.core.catalog import ReviewResult, UncheckedReason, choose_spellings
 from dragoman.core.errors import HubError, StorageFailed
+from dragoman.core.logs import STORAGE_OUTAGE
 from dragoman.core.loop_turns import LoopTurns
 from dragoman.core.ports import Pin, PinChange, PinDecision, PinStore
 from dragoman.core.shortened_texts import list_shortened, note_shortened
@@ -596,7 +597,7 @@ class PinReviewer:
             self.store.save(changes, (), (target, kind) if first else None)
             self._known[target].listed |= {kind} - {""}
         except StorageFailed as error:
-            log.error('the definitions of "%s" could not be recorded: %s', target, error)
+            STORAGE_OUTAGE.note(f'the definitions of "{target}" could not be recorded: {error}')
             del self._known[target]  # it has changes that are not stored
             self.unreviewed[target] = str(error)
             return error
@@ -689,6 +690,8 @@ def _log_minor_changes(review: _Review) -> None:
 
 
 def _explain_uncertainty(name: str, problem: Exception) -> str:
+    if isinstance(problem, StorageFailed):
+        return UncheckedReason(f'"{name}" cannot be used: its pin cannot be checked: {problem}')
     return f'"{name}" is quarantined: its pin cannot be checked: {problem}'
 
 

@@ -25,7 +25,16 @@ from dragoman.a2a.protocol.errors import A2aError
 from dragoman.a2a.remote.remote_agent import TRUST, RemoteAgent
 from dragoman.core.background import start_task
 from dragoman.core.backoff import Backoff, add_jitter
-from dragoman.core.errors import ConfigError, HubError, LoginRequired, TimedOut, Unreachable
+from dragoman.core.catalog import UncheckedReason
+from dragoman.core.errors import (
+    ConfigError,
+    HubError,
+    LoginRequired,
+    StorageFailed,
+    TimedOut,
+    Unreachable,
+)
+from dragoman.core.logs import STORAGE_OUTAGE
 from dragoman.core.safe_text import escape_line
 from dragoman.core.urls import render_origin
 
@@ -267,6 +276,9 @@ class HealthWatch:
                 self.health.record_own_delay()
             else:
                 self._record_failure(why)
+        except StorageFailed as error:  # the hub's own trouble, which says nothing of the agent
+            STORAGE_OUTAGE.note(f"agents cannot be checked: {error}")
+            self.health.record_own_delay()
         except (HubError, A2aError) as error:
             self._record_failure(str(error))
         except Exception as error:  # or the agent would never be checked again
@@ -309,7 +321,7 @@ class HealthWatch:
             self._fetch_problem = await self._fetch_extended(probed)
         if (found := self._extended) is None:
             return None, self._fetch_problem
-        why = self._review_card(agent.entry.name, found.raw, agent.entry.pin, True)
+        why = self._review(found, is_extended=True)
         if why is not None:
             return None, f"its extended card is not used: {why}"
         return found, self._fetch_problem
@@ -348,14 +360,21 @@ class HealthWatch:
         if found is not self._found:
             self._found = found
             self._save_card(found)
-        entry = self.agent.entry
-        why = self._review_card(entry.name, found.raw, entry.pin, False)
+        why = self._review(found)
         self.quarantine_reason = why or ""
         if why is not None:
             self._withdraw(why)
             self.health.record_answer(None, why)
             return False
         return True
+
+    def _review(self, found: FoundCard, is_extended: bool = False) -> str | None:
+        """Returns why the pins do not accept a card. Raises `StorageFailed` if that is unknown."""
+        entry = self.agent.entry
+        why = self._review_card(entry.name, found.raw, entry.pin, is_extended)
+        if isinstance(why, UncheckedReason):
+            raise StorageFailed(why)
+        return why
 
     def _offer(self, probed: ProbedAgent) -> None:
         agent = self.agent

@@ -47,6 +47,7 @@ from dragoman.core.errors import (
     StorageFailed,
 )
 from dragoman.core.events import REMOVED, AgentChanged
+from dragoman.core.logs import STORAGE_OUTAGE
 from dragoman.core.loop_turns import LoopTurns
 from dragoman.core.secret_rules import Author, CredentialOrigins, ReferenceRules, SecretUse
 from dragoman.core.structs import replace
@@ -251,7 +252,7 @@ class Registry:
             if not known or known[0][0] != digest:
                 self._store.save_card(id, digest, found.data, time.time())
         except StorageFailed as error:
-            log.error('a card of "%s" could not be saved: %s', render_origin(found.url), error)
+            STORAGE_OUTAGE.note(f'a card of "{render_origin(found.url)}" is not saved: {error}')
 
     def _publish(self, name: str, state: str, reason: str) -> None:
         self._bus.emit(AgentChanged(name, state, reason))

@@ -11,7 +11,9 @@ from dragoman.cli.doctor.findings import DoctorContext, Finding
 def check_workflows(found: DoctorContext) -> Iterator[Finding]:
     """Checks each file. A webhook whose secret is `exec:` is the owner's alone, and a definition
     that the API wrote before it marked them looks like the owner's."""
-    from dragoman.core.secret_rules import Author, ReferenceRules
+    from dragoman.core.errors import AuthorizationError
+    from dragoman.core.secret_rules import ReferenceRules
+    from dragoman.workflows.authorship import find_writer
     from dragoman.workflows.folder import FOLDER, WorkflowFolder
     from dragoman.workflows.model import MANUAL
 
@@ -27,14 +29,12 @@ def check_workflows(found: DoctorContext) -> Iterator[Finding]:
             fix = f"correct {folder.path / entry.file}"
             yield Finding("workflows", "warning", clean(entry.problem), fix)
     for workflow in folder.list_workflows():
-        is_started = any(trigger.kind != MANUAL for trigger in workflow.triggers)
-        if workflow.author is not Author.OWNER and workflow.writer is None and is_started:
-            said = (
-                f'workflow "{workflow.name}" is not started by its triggers: the API wrote it, and '
-                "the file does not say for whom"
-            )
-            fix = "save it again, or remove the last line of its file if it is yours"
-            yield Finding("workflows", "warning", said, fix)
+        if any(trigger.kind != MANUAL for trigger in workflow.triggers):
+            try:
+                find_writer(workflow)
+            except AuthorizationError as error:
+                fix = "save it again, or remove the last line of its file if it is yours"
+                yield Finding("workflows", "warning", str(error), fix)
         if any(trigger.secret.startswith("exec:") for trigger in workflow.triggers):
             said = f'workflow "{workflow.name}" reads the secret of its webhook with a program'
             fix = (

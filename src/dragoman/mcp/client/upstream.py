@@ -330,8 +330,11 @@ class Upstream:
         session = await self.connection.wait_session()
         catalog = self._catalogs.get(call.tool.kind)
         found = catalog.find(call.tool.name).target if catalog is not None else None
-        if isinstance(found, Nowhere) and isinstance(found.error, errors.Quarantined):
-            raise errors.Quarantined(str(found.error))
+        if isinstance(found, Nowhere):
+            if isinstance(found.error, errors.Quarantined):
+                raise errors.Quarantined(str(found.error))
+            if isinstance(found.error, errors.StorageFailed):
+                raise errors.StorageFailed(str(found.error))
         return session
 
     def _route_for_holder(self, session: UpstreamSession, call: Call) -> Awaitable[Result]:
