@@ -8,9 +8,11 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
+import pytest
 from tests.mcp.upstream_hub import Scripted, run_hub, until
 
 from dragoman.mcp.config import ServerEntry, StdioTransport
+from dragoman.processes.child_process import ChildProcess
 from dragoman.processes.process_work import WorkMeter
 
 RUNNER = """
@@ -96,6 +98,24 @@ async def test_server_that_works_for_ever_is_ended_at_last(tmp_path: Path) -> No
 
 
 async def test_installation_is_undone_before_its_process_is_killed(tmp_path: Path) -> None:
+    runner = Runner(tmp_path)
+    async with run_hub(tmp_path) as hub:
+        await hub.servers.apply([runner.entry("slow")])
+        await until(runner.list_started)
+        await hub.servers.apply([])
+    assert (tmp_path / "undone").exists()
+
+
+async def test_installation_is_undone_if_its_start_is_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pipes are not connected yet, as on a busy machine."""
+    connected = asyncio.Event()
+
+    async def connect(self: ChildProcess, received: Any) -> None:
+        await connected.wait()
+
+    monkeypatch.setattr(ChildProcess, "_connect", connect)
     runner = Runner(tmp_path)
     async with run_hub(tmp_path) as hub:
         await hub.servers.apply([runner.entry("slow")])

@@ -269,9 +269,11 @@ class ChildProcess:
         stderr: OutputRing,
         server: str = "",
         confine: Confine = lambda command: Confined(command),
+        after_signal: float | None = None,
     ) -> Self:
         """Starts the program; `received` is called with its stdout. `confine` returns the command
-        that is run in its place."""
+        that is run in its place. If the start is cancelled, the program has `after_signal` seconds,
+        as with `terminate`."""
         program = shutil.which(command, path=env["PATH"])
         if program is None:
             raise Unreachable(
@@ -292,7 +294,7 @@ class ChildProcess:
         try:
             await child._connect(received)
         except BaseException as error:
-            await child.terminate()
+            await child.terminate(after_signal=after_signal)
             if isinstance(error, OSError):
                 raise Unreachable(
                     f'"{program}" could not be connected to: {error}', sent=False

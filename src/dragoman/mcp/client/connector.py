@@ -140,10 +140,10 @@ class Connector:
 
         async def start(modern: bool | None) -> UpstreamSession:
             wire = StdioWire(upstream.name, spec.sink, upstream.stderr, _build_limit(upstream))
+            wire.may_install = bool(find_installer(transport.command, transport.args))
             await wire.start(
                 os.path.expanduser(transport.command), transport.args, env, cwd, confine
             )
-            wire.may_install = bool(find_installer(transport.command, transport.args))
             session = await self._open(upstream, wire, seconds, modern, spec)
             wire.may_install = False
             return session

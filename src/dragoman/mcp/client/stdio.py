@@ -43,8 +43,9 @@ class StdioWire(JsonRpcChannel):
         self, command: str, args: list[str], env: dict[str, str], cwd: str, confine: Confine
     ) -> None:
         self._child = await ChildProcess.start(
-            command, args, env, cwd, self._receive_data, self._stderr, self.server, confine
-        )
+            command, args, env, cwd, self._receive_data, self._stderr, self.server, confine,
+            self._find_grace(),
+        )  # fmt: skip
         self._child.exited.add_done_callback(self._note_exit)
 
     @property
@@ -54,8 +55,11 @@ class StdioWire(JsonRpcChannel):
     async def close(self) -> None:
         self.mark_lost("it was stopped")
         if self._child is not None:
-            after = INSTALLER_SECONDS if self.may_install else None
-            await self._child.terminate(after_signal=after)
+            await self._child.terminate(after_signal=self._find_grace())
+
+    def _find_grace(self) -> float | None:
+        """The seconds after SIGTERM; None for the usual ones."""
+        return INSTALLER_SECONDS if self.may_install else None
 
     def _send(self, message: bytes, meta: Mapping[str, Any]) -> None:
         if self._child is None:
