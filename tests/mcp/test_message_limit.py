@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
+import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -116,3 +119,26 @@ async def test_the_default_is_ten_megabytes(short_tmp: Path) -> None:
     async with run_hub(short_tmp) as world, serve("json", world, short_tmp, [large]):
         with pytest.raises(HubError, match=r"more than 10485760 bytes.*message_megabytes"):
             await world.call("s.t")
+
+
+@pytest.mark.parametrize("transport", ["stdio", "json", "stream"])
+async def test_a_refused_result_is_not_kept(transport: str, short_tmp: Path) -> None:
+    """Not even until the collector runs, which is seldom in a hub."""
+    settings = {"message_megabytes": 1}
+    async with (
+        run_hub(short_tmp) as world,
+        serve(transport, world, short_tmp, [OTHER] * 12, **settings),
+    ):
+        kept = []
+        gc.disable()
+        tracemalloc.start()
+        try:
+            for _ in range(12):
+                with contextlib.suppress(BadReply):  # `pytest.raises` would keep its frames
+                    await world.call("s.t")
+                    pytest.fail("it was not refused")
+                kept.append(tracemalloc.get_traced_memory()[0])
+        finally:
+            tracemalloc.stop()
+            gc.enable()
+        assert kept[-1] - kept[1] < 5_000_000, kept  # each has two million bytes

@@ -435,12 +435,10 @@ class JsonRpcChannel(IncomingRouter):
         if pending is None:
             self.report_invalid(f"a message larger than {self.limit.bytes} bytes")
             return False
-        try:
-            self.limit.check(pending.method, message["result"], size)
-        except BadReply as error:
-            pending.future.set_exception(error)
-            return False
-        return True
+        is_allowed = self.limit.allows(message["result"], size)
+        if not is_allowed:
+            pending.future.set_exception(self.limit.build_error(pending.method))
+        return is_allowed
 
     def reject_oversized(self, message: OversizedFrame) -> None:
         """Fails the request whose response was skipped because of its size. Some servers write the

@@ -23,10 +23,10 @@ class MessageLimit:
         self.most = 2 * self.bytes
         """With such a repetition."""
 
-    def check(self, method: str, result: Any, size: int) -> None:
-        """Raises if a result of that size is too large. Only those above `bytes` are checked."""
-        if size - count_repeated(result) > self.bytes:
-            raise self.build_error(method)
+    def allows(self, result: Any, size: int) -> bool:
+        """Whether a result of that size is small enough. Only those above `bytes` are asked about.
+        Nothing is raised: an error that is kept in a variable keeps the result by its traceback."""
+        return size - count_repeated(result) <= self.bytes
 
     def build_error(self, method: str) -> BadReply:
         return BadReply(

@@ -346,7 +346,9 @@ class HttpWire(IncomingRouter):
         return self._extract_result(message, id, method)
 
     def _check_size(self, method: str, message: Any, size: int) -> None:
-        self._limit.check(method, message.get("result") if type(message) is dict else None, size)
+        result = message.get("result") if type(message) is dict else None
+        if not self._limit.allows(result, size):
+            raise self._limit.build_error(method)
 
     def _build_invalid(self, data: bytes, method: str, error: Malformed) -> BadReply:
         answered = f'server "{self.server}" answered "{method}"'
