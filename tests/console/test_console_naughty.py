@@ -372,6 +372,9 @@ def test_no_text_runs_on_any_screen(place: Place, open_tab: OpenTab) -> None:
             before = tab.page.locator("tbody tr").count()
             more.first.click()
             tab.page.locator("tbody tr").nth(before).wait_for()
+        if path == "/servers":  # the reason is not shown while the server is started again
+            main = tab.page.locator("main")
+            expect(main).to_contain_text(PAYLOADS[3], timeout=READY_MS)
         texts[path] = watch.check(path)
     assert not _list_missing(texts["/tools"])
     assert not _list_missing(texts[f"/tools/names.all{len(CHUNKS) - 1}"])

@@ -8,26 +8,32 @@ import asyncio
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from tests.policy.pin_corpus import READ
 from tests.policy.test_pins import Board, tool
 
 from dragoman.core import loop_turns
-from dragoman.core.call import Call
 from dragoman.core.catalog import PART, Catalog, build_catalogs
 from dragoman.core.errors import Quarantined, StorageFailed
 from dragoman.core.loop_turns import LoopTurns
 from dragoman.core.name_claims import NameClaims
 from dragoman.core.ports import PinChange, PinDecision
-from dragoman.core.tool import TOOL, Tool
+from dragoman.core.tool import TOOL, Nowhere, Tool
 from dragoman.pins import review
 from dragoman.pins.lookalikes import build_skeletons
 
 pytestmark = [pytest.mark.promise("B5"), pytest.mark.promise("R9")]
 
 COUNT = 3 * review.PART + 7
+
+
+def find_error(catalog: Catalog, name: str) -> Exception:
+    """The error of a call of that tool."""
+    target = catalog.find(name).target
+    assert isinstance(target, Nowhere)
+    return target.error
 
 
 @pytest.fixture
@@ -97,7 +103,7 @@ async def test_what_is_decided_meanwhile_is_not_overwritten(board: Board, stored
     await stepper.task
     assert len(catalog) == COUNT - 1
     with pytest.raises(Quarantined, match="has changed since it was approved"):
-        await catalog.find(last).target.run(cast(Call, None))
+        raise find_error(catalog, last)
 
 
 async def test_settings_that_change_meanwhile_count(board: Board) -> None:
@@ -186,4 +192,4 @@ async def test_names_of_known_pins_are_indexed_once(
     lookalike = tool(READ, "to")
     await catalog.offer_in_turns("files", [*tools, lookalike], LoopTurns())
     with pytest.raises(Quarantined, match='its name looks like "t0"'):
-        await catalog.find("files.to").target.run(cast(Call, None))
+        raise find_error(catalog, "files.to")
