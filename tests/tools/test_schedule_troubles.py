@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ from dragoman.core.errors import (
     StorageFailed,
     WorkFailed,
 )
+from dragoman.core.logs import STORAGE_OUTAGE
 from dragoman.core.ports import Schedule
 from dragoman.core.structs import replace
 from dragoman.stores.agent_schedules import DatabaseSchedules, ScheduleLimits
@@ -237,6 +239,25 @@ async def test_call_that_the_hub_cannot_make_is_made_later(
         assert (fired.calls, fired.made) == (2, 1)
         assert [one.outcome for one in store.load_all()] == ([] if once else [DONE])
         await runner.close()
+
+
+@pytest.mark.parametrize("kind", [StorageFailed, LeaseExpired])
+async def test_schedules_that_wait_for_the_store_are_one_line_in_the_log(
+    tmp_path: Path, kind: type[HubError], caplog: pytest.LogCaptureFixture
+) -> None:
+    STORAGE_OUTAGE.clear()
+    fired = Troubled(lambda: kind("the database is away"), failures=4)
+    with closing(DatabaseSchedules(tmp_path)) as store:
+        for id in "abcd":
+            store.add(build_schedule(id))
+        runner = ScheduleRunner(store, fired, SchedulingLimits(), Clock())
+        runner.take_turn()
+        async with asyncio.timeout(SECONDS):
+            while fired.made < 4:
+                await asyncio.sleep(0.01)
+        await runner.close()
+    said = [one for one in caplog.records if "the database is away" in one.getMessage()]
+    assert len([one for one in said if one.levelno >= logging.WARNING]) == 1
 
 
 @pytest.mark.parametrize("once", [False, True])

@@ -22,6 +22,7 @@ from dragoman.core.cluster import SINGLE_HUB, Leases
 from dragoman.core.errors import (
     HubError,
     InvalidInput,
+    LeaseExpired,
     StorageFailed,
     is_own_trouble,
     is_stopping,
@@ -280,8 +281,11 @@ class ScheduleRunner:
                         'schedule "%s" of agent "%s" %s', schedule.id, schedule.owner, outcome
                     )
                     return RunEnd(outcome, is_made=not is_trouble)
-                if not backoff.failures:
-                    log.warning('schedule "%s": its run begins later: %s', schedule.id, error)
+                text = f'schedule "{schedule.id}": its run begins later: {error}'
+                if isinstance(error, StorageFailed | LeaseExpired):
+                    STORAGE_OUTAGE.note(text)  # as other schedules wait, and other parts
+                elif not backoff.failures:
+                    log.warning("%s", text)
             try:
                 await asyncio.sleep(backoff.next_delay())
             except asyncio.CancelledError:  # the hub stops
