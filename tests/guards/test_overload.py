@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 
 import pytest
@@ -28,8 +29,12 @@ async def test_calls_are_refused_while_the_loop_stays_late_and_served_again_afte
         else:
             raise AssertionError("no call was refused")
         calls = len(hub.agent.calls)
-        await asyncio.sleep(overload.INTERVAL * 1.5)
-        await hub.call("files.read")
+        async with asyncio.timeout(60):
+            while True:  # other work on the machine can make the loop late again
+                await asyncio.sleep(overload.INTERVAL * 1.5)
+                with contextlib.suppress(Overloaded):
+                    await hub.call("files.read")
+                    break
         assert len(hub.agent.calls) == calls + 1
     finally:
         watch.cancel()

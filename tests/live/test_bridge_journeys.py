@@ -180,7 +180,7 @@ def test_unanswered_question_ends_the_agent_task(
     with OverHttp(rig.hub, revision, features, rig.anns) as client:
         client.answering = lambda method, params: {"action": "decline"}
         answer = client.call(f"{name}.ask", {"text": "ask me"})
-        assert len(client.asked) == able
+        assert len(client.asked) == able, answer
     words = "its question was not answered" if able else "which colour?"
     assert words in json.dumps(answer), answer
     (cancelled,) = until(lambda: rig.agents.since(name, before, "cancel"))
