@@ -61,6 +61,17 @@ def lose_answers(rig: RunRig, patch: pytest.MonkeyPatch, workflow: str, most: in
     return tried
 
 
+def add_hubs(db: psycopg.Connection[Any]) -> None:
+    """Adds two hubs of a cluster to the database."""
+    db.execute(SCHEMA.encode())
+    for mark in ("aaaaaaaa", "bbbbbbbb"):
+        db.execute(
+            "INSERT INTO dragoman.hubs (id, node, version, address, state) "
+            "VALUES (%s, 'n', '1', 'x', 'ready')",
+            (mark,),
+        )
+
+
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
     async with asyncio.timeout(SECONDS):
         while not await condition():
@@ -226,13 +237,7 @@ async def test_a_run_that_another_hub_may_delete_is_adopted(
     other = await open_postgres_runs(postgres_url, fence, is_shared=True)
     try:
         with psycopg.connect(postgres_url, autocommit=True) as db:
-            db.execute(SCHEMA.encode())
-            for mark in ("aaaaaaaa", "bbbbbbbb"):
-                db.execute(
-                    "INSERT INTO dragoman.hubs (id, node, version, address, state) "
-                    "VALUES (%s, 'n', '1', 'x', 'ready')",
-                    (mark,),
-                )
+            add_hubs(db)
         store._fence.mark, store.is_shared = "bbbbbbbb", True
         planted = list[Run]()
         find = store.find
@@ -361,13 +366,7 @@ async def test_a_refused_start_is_deleted_after_its_hub_counted_as_dead(
     runner, store = rig.service._runner, rig.service._store
     assert isinstance(store, PostgresRuns)
     with psycopg.connect(postgres_url, autocommit=True) as db:
-        db.execute(SCHEMA.encode())
-        for mark in ("aaaaaaaa", "bbbbbbbb"):
-            db.execute(
-                "INSERT INTO dragoman.hubs (id, node, version, address, state) "
-                "VALUES (%s, 'n', '1', 'x', 'ready')",
-                (mark,),
-            )
+        add_hubs(db)
         store._fence.mark = "aaaaaaaa"
         with monkeypatch.context() as patch:
             tried = lose_answers(rig, patch, "inner", 1000)

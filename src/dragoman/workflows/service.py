@@ -81,8 +81,6 @@ RETRY_SECONDS = 1.0
 """After a failure of the store."""
 ADD_SECONDS = 1.0
 """For so long a new run that cannot be stored is tried again."""
-
-
 CLOSE_SECONDS = 2.0
 """For so long a hub that stops tries to delete runs whose start it has refused."""
 

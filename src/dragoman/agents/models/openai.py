@@ -313,7 +313,6 @@ class ChatAnswer:
         self._has_thought = False
         """Whether there is a member for thoughts, which may be empty."""
         self._blocks = ReasoningBlocks()
-        """Members of the message that the server wants back."""
         self.is_done = False
         self._name = self._model = model
         self._on_text = on_text
