@@ -142,7 +142,7 @@ EXPERIMENTS = [
     ),
     Experiment(
         "CPU of requests",
-        "64 KB of head or query to every open path, up to 1 MB of body to every operation of the "
+        "64 KB of head or query to every open path, up to 3 MB of body to every operation of the "
         "API, of MCP (HTTP, SSE) and A2A (JSON-RPC, REST, gRPC), to the pages of the authorization "
         "server, to a webhook and to a tool with a costly schema, in 12 to 40 shapes each",
         "no request takes the event loop more than 5 times the CPU of an ordinary one of its size",

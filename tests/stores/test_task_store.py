@@ -24,6 +24,7 @@ from dragoman.stores.database import StorePlace, connect_server
 from dragoman.stores.tasks import (
     _STILL_OWNED,
     DATABASE,
+    PIECE_BYTES,
     TAKEN_BYTES,
     DatabaseTaskStore,
     MemoryTaskStore,
@@ -42,6 +43,20 @@ def change(
 
 def said(number: int, words: str = "hello") -> Entry:
     return Entry(number, float(number), {"message": {"parts": [{"text": words}], "n": number}})
+
+
+def test_long_logs_are_stored_in_pieces_of_bounded_size(store_place: StorePlace) -> None:
+    store = DatabaseTaskStore(store_place)
+    words = [9 * PIECE_BYTES // 10, 1, PIECE_BYTES // 2, PIECE_BYTES // 3, 2 * PIECE_BYTES, 1, 1]
+    log = [said(number, "\n" * (length // 2)) for number, length in enumerate(words, 1)]
+    before = store.statements
+    [(key, size)] = store.save([change(entries=tuple(log))])
+    pieces = store.statements - before - 3  # begin, task, commit
+    assert pieces == 4  # the long entry has a piece of its own
+    assert sum(words) < size < sum(words) + 100 * len(words)
+    assert store.load_entries(key) == log
+    assert store.load_entries(key, 4) == log[4:]
+    store.close()
 
 
 @pytest.mark.promise("K2")

@@ -19,7 +19,7 @@ MAX_MESSAGE = 300
 MAX_SEARCHED = 16_384
 MAX_VALUES = 200
 MAX_LISTED = 2_000
-"""Values with those that are repeated."""
+"""Values with those that are repeated, and the objects and lists around them."""
 MAX_OUTLINED = 64
 MAX_NUMBERS = 32
 LARGEST = 2**53
@@ -93,15 +93,16 @@ def redact_message(message: str, arguments: Any) -> str:
     for number, value in enumerate(_list_values(arguments)):
         if len(values) >= MAX_VALUES or number >= MAX_LISTED:
             return "(not kept: too many arguments to look for in it)"
-        values.add(value)
+        if isinstance(value, str | int | float) and not isinstance(value, bool) and value != "":
+            values.add(value)
     forms = {form for value in values for form in _list_spellings(value)}
     for form in sorted(forms, key=len, reverse=True):
         message = _remove(message, form)
     return shorten(message, MAX_MESSAGE)
 
 
-def _list_values(value: Any) -> Iterator[str | int | float]:
-    """All texts and numbers in the arguments, without recursion: clients choose the depth."""
+def _list_values(value: Any) -> Iterator[Any]:
+    """All values in the arguments, without recursion: clients choose the depth."""
     left = [value]
     while left:
         value = left.pop()
@@ -109,8 +110,7 @@ def _list_values(value: Any) -> Iterator[str | int | float]:
             left += value.values()
         elif isinstance(value, list | tuple):
             left += value
-        elif isinstance(value, str | int | float) and not isinstance(value, bool) and value != "":
-            yield value
+        yield value
 
 
 def _list_spellings(value: str | int | float) -> Iterator[str]:

@@ -155,13 +155,24 @@ _decode_log = msgspec.json.Decoder(list[tuple[int, float, dict[str, Any]]]).deco
 
 
 def _build_pieces(entries: Sequence[Entry]) -> Pieces:
-    if not entries:
-        return []
-    body = encode_safely([(entry.number, entry.at, entry.event) for entry in entries])
-    if len(body) <= PIECE_BYTES or len(entries) == 1:
-        return [(entries[0].number, len(entries), body)]
-    half = len(entries) // 2
-    return [*_build_pieces(entries[:half]), *_build_pieces(entries[half:])]
+    """Encodes each entry once, whatever its size: encoding a long text takes milliseconds."""
+    pieces: Pieces = []
+    bodies: list[bytes] = []
+    size = 0
+    for number, entry in enumerate(entries):
+        body = encode_safely((entry.number, entry.at, entry.event))
+        if bodies and size + len(body) + 2 > PIECE_BYTES:
+            pieces.append(_build_piece(entries[number - len(bodies)], bodies))
+            bodies, size = [], 0
+        bodies.append(body)
+        size += len(body) + 1
+    if bodies:
+        pieces.append(_build_piece(entries[len(entries) - len(bodies)], bodies))
+    return pieces
+
+
+def _build_piece(first: Entry, bodies: list[bytes]) -> tuple[int, int, bytes]:
+    return first.number, len(bodies), b"[%b]" % b",".join(bodies)
 
 
 def encode_safely(value: Any) -> bytes:
