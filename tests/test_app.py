@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import subprocess
 import sys
@@ -60,6 +61,30 @@ def test_a_connection_that_was_closed_while_it_is_written_to_is_no_error(
         assert not caplog.records
         loop.run_until_complete(fail_on(False))
         assert [one.levelname for one in caplog.records] == ["ERROR"]
+
+
+@pytest.mark.parametrize(
+    ("error", "is_logged"), [(ConnectionResetError(), False), (ValueError(), True)]
+)
+def test_a_failed_connection_that_is_not_waited_for_is_no_error(
+    error: Exception, is_logged: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    build_loop = find_loop_factory()
+    assert build_loop is not None
+    with closing(build_loop()) as loop:
+        loop.create_future().set_exception(error)  # as uvloop does when a handshake fails
+        gc.collect()
+        assert bool(caplog.records) == is_logged
+
+        async def fail() -> None:
+            raise error
+
+        caplog.clear()
+        task = loop.create_task(fail())
+        loop.run_until_complete(asyncio.wait([task]))
+        del task
+        gc.collect()
+        assert "Task exception was never retrieved" in caplog.text
 
 
 OFFLINE = ["keys list", "audit tail", "audit verify", "policy check", "stores", "backup saved.tar"]

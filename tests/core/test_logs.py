@@ -64,9 +64,9 @@ def test_an_outage_is_one_line_when_it_begins_and_one_when_it_has_ended(
         now = 9.0
         outage.check_end()
         outage.check_end()
-        now = 10.0
+        now = 70.0
         outage.note("the next one")
-        now = 20.0
+        now = 140.0
         outage.note("the one after it")  # nothing has checked meanwhile
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
         ("ERROR", "store 0.0 cannot be read"),
@@ -74,4 +74,24 @@ def test_an_outage_is_one_line_when_it_begins_and_one_when_it_has_ended(
         ("ERROR", "the next one"),
         ("WARNING", "the stores are available again; 1 failures in 0.0 s"),
         ("ERROR", "the one after it"),
+    ]
+
+
+def test_a_store_that_comes_and_goes_is_one_outage(caplog: pytest.LogCaptureFixture) -> None:
+    now = 0.0
+    outage = Outage("the stores are available", lambda: now)
+    with caplog.at_level(logging.INFO):
+        for now in (0.0, 7.0, 14.0, 30.0, 80.0):
+            outage.check_end()
+            outage.note(f"store {now} cannot be read")
+        now = 139.0
+        outage.check_end()
+        assert len(caplog.records) == 3
+        now = 140.0
+        outage.check_end()
+    assert [record.getMessage() for record in caplog.records] == [
+        "store 0.0 cannot be read",
+        "the stores are available again; 1 failures in 0.0 s",
+        "store 7.0 cannot be read",
+        "the stores are available again; 4 failures in 73.0 s",
     ]

@@ -37,11 +37,15 @@ def find_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 def log_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Logs what a callback of the event loop raised. With TLS, uvloop may still write to a
-    connection that the other side has just closed; its owner learns that by itself."""
+    connection that the other side has just closed; its owner learns that by itself. A connection
+    may also fail after its caller has stopped waiting for it."""
     transport = context.get("transport")  # those of uvloop are no `asyncio.BaseTransport`
-    is_lost = isinstance(context.get("exception"), RuntimeError | OSError)
+    error, future = context.get("exception"), context.get("future")
+    is_lost = isinstance(error, RuntimeError | OSError)
     if is_lost and transport is not None and transport.is_closing():
-        log.debug("a connection was closed while it was written to: %s", context["exception"])
+        log.debug("a connection was closed while it was written to: %s", error)
+    elif isinstance(error, OSError) and future is not None and not isinstance(future, asyncio.Task):
+        log.debug("a connection failed that was not waited for any more: %r", error)
     else:
         loop.default_exception_handler(context)
 

@@ -214,6 +214,8 @@ class Outage:
 
     QUIET_SECONDS = 5.0
     """It has ended when nothing was reported for so long: the parts try again more often."""
+    LONG_QUIET_SECONDS = 60.0
+    """The same, if it began again as soon as that: a store that comes and goes is one outage."""
 
     def __init__(self, what: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._what = what
@@ -221,6 +223,8 @@ class Outage:
         self._lock = threading.Lock()
         self._count = 0
         self._begun = self._last = 0.0
+        self._ended = -self.LONG_QUIET_SECONDS
+        self._quiet = self.QUIET_SECONDS
 
     def note(self, text: str) -> None:
         """Notes a failure, which is described as a sentence."""
@@ -231,6 +235,8 @@ class Outage:
             is_first = self._count == 1
             if is_first:
                 self._begun = self._last
+                is_again = self._begun - self._ended < self.LONG_QUIET_SECONDS
+                self._quiet = self.LONG_QUIET_SECONDS if is_again else self.QUIET_SECONDS
         log.log(logging.ERROR if is_first else logging.DEBUG, "%s", text)
 
     def check_end(self) -> None:
@@ -238,8 +244,9 @@ class Outage:
         if not self._count:
             return
         with self._lock:
-            if not self._count or self._clock() - self._last < self.QUIET_SECONDS:
+            if not self._count or self._clock() - self._last < self._quiet:
                 return
+            self._ended = self._last
             count, self._count = self._count, 0
             seconds = self._last - self._begun
         log.warning("%s again; %d failures in %.1f s", self._what, count, seconds)

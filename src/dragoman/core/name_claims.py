@@ -6,15 +6,13 @@ target receives its calls. Canonical names begin with their target and need no c
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Protocol
 
 from dragoman.core.errors import StorageFailed
+from dragoman.core.logs import STORAGE_OUTAGE
 from dragoman.core.tool import Tool
-
-log = logging.getLogger(__name__)
 
 MAX_NAMES = 100_000
 """Per target. What it offers beyond that has its canonical name alone."""
@@ -63,8 +61,8 @@ class NameClaims:
         except StorageFailed as error:
             # Fails closed: with unknown owners, tools have their canonical names alone.
             self._readable = False
-            log.error(
-                "claims to names cannot be read, so only canonical names are listed: %s", error
+            STORAGE_OUTAGE.note(
+                f"claims to names cannot be read, so only canonical names are listed: {error}"
             )
 
     def reload(self) -> bool:
@@ -117,7 +115,7 @@ class NameClaims:
             self._store.save_names(list(self._unsaved.values()))
             self._unsaved = {}
         except StorageFailed as error:  # retried with the next claim
-            log.error("claims to names could not be stored: %s", error)
+            STORAGE_OUTAGE.note(f"claims to names could not be stored: {error}")
 
     def release(self, target: str) -> None:
         """Releases the names of a target that was removed."""
@@ -131,7 +129,7 @@ class NameClaims:
             if self._store is not None:
                 self._store.release_names(target)
         except StorageFailed as error:
-            log.error('the names of "%s" could not be released: %s', target, error)
+            STORAGE_OUTAGE.note(f'the names of "{target}" could not be released: {error}')
 
     def keep_only(self, targets: Collection[str]) -> None:
         """Releases the names of all targets but these."""

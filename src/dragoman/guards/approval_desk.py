@@ -47,7 +47,7 @@ from dragoman.core.errors import (
     StorageFailed,
 )
 from dragoman.core.events import ApprovalDecided, ApprovalRequested
-from dragoman.core.logs import render_time
+from dragoman.core.logs import STORAGE_OUTAGE, render_time
 from dragoman.core.ports import AuditLog, Authorizer
 from dragoman.core.principal import Principal
 from dragoman.core.redaction import render_name, shorten
@@ -427,8 +427,7 @@ class ApprovalDesk:
             self.sweep()
             self._start_all_ready()
         except StorageFailed as error:  # nothing of it is made meanwhile
-            if not self._starts.failures:
-                log.error("approved calls are continued later: %s", error)
+            STORAGE_OUTAGE.note(f"approved calls are continued later: {error}")
             asyncio.get_running_loop().call_later(self._starts.next_delay(), self._try_start)
 
     def _interrupt_earlier(self) -> None:

@@ -358,6 +358,8 @@ class PinReviewer:
         try:
             body = self.store.load_bodies(pin)[0] if pin is not None and pin.mark else b""
             said = decode_reply(body) if body else said
+        except StorageFailed as error:
+            STORAGE_OUTAGE.note(f'the approved definition of "{tool.name}" cannot be read: {error}')
         except (HubError, Malformed) as error:
             log.error('the approved definition of "%s" cannot be read: %s', tool.name, error)
         definition = add_measures(said, tool.definition)

@@ -708,7 +708,11 @@ class PostgresCluster:
             try:
                 return await react(id)
             except HubError as error:
-                log.warning("what hub %s owned is taken over later: %s", id, error)
+                text = f"what hub {id} owned is taken over later: {error}"
+                if isinstance(error, StorageFailed):
+                    STORAGE_OUTAGE.note(text)
+                else:
+                    log.warning("%s", text)
                 await asyncio.sleep(RETRY_SECONDS)
             except Exception:  # a defect; the rest goes on
                 log.exception("what hub %s owned is not taken over", id)

@@ -14,10 +14,12 @@ from collections.abc import AsyncIterator, Mapping
 from dragoman.core.background import Work, start_task
 from dragoman.core.cluster import ServeFrames
 from dragoman.core.errors import HubError, Overloaded, StorageFailed, Unreachable
+from dragoman.core.logs import RepeatedFailure
 from dragoman.core.principal import Principal
 from dragoman.web.forwarding import (
     MAX_FORWARDED,
     OWNER_WAITS,
+    QUIET_SECONDS,
     Cluster,
     ForwardedRequest,
     HubAddress,
@@ -49,6 +51,7 @@ class OwnerClient:
         self._cluster = cluster
         self._open_client = open_client
         self._running = 0
+        self._unasked = RepeatedFailure()
 
     async def open(
         self, mark: str, part: str, principal: Principal, body: bytes, *, is_charged: bool
@@ -95,11 +98,13 @@ class OwnerClient:
                 reply = await self._send(packed, hub, ASK_SECONDS)
                 if reply is None:
                     return None
-                frames = self._read(reply, hub)
-                return [frame async for frame in frames]
+                frames = [frame async for frame in self._read(reply, hub)]
         except (HubError, TimeoutError) as error:
-            log.warning("hub %s was not asked: %s", hub.id, error or "no answer in time")
+            if text := self._unasked.note("another hub was not asked"):
+                log.warning("%s: hub %s: %s", text, hub.id, error or "no answer in time")
             return None
+        self._unasked.clear(QUIET_SECONDS)
+        return frames
 
     async def _send(
         self, packed: ForwardedRequest, hub: HubAddress, seconds: float

@@ -32,7 +32,8 @@ from dragoman.a2a.server.routing import render_used_extensions
 from dragoman.a2a.server.task_stream import TaskStream
 from dragoman.core.background import Work
 from dragoman.core.call import NOTHING
-from dragoman.core.errors import HubError
+from dragoman.core.errors import HubError, StorageFailed
+from dragoman.core.logs import STORAGE_OUTAGE
 from dragoman.core.principal import Principal
 from dragoman.core.trace import parse_trace
 from dragoman.wire import rpc, sse
@@ -399,6 +400,8 @@ class A2aHttpTransport:
                     await request.write(exchange.encode_event(stream, number, event, final))
                 if not found and not stream.ended:
                     await request.write(sse.KEEPALIVE)
+        except StorageFailed as error:
+            STORAGE_OUTAGE.note(f"a stream was ended: {error}")
         except HubError as error:
             log.warning("a stream was ended: %s", error)
         finally:

@@ -28,6 +28,7 @@ from dragoman.core.errors import (
     TargetFailed,
     Unreachable,
 )
+from dragoman.core.logs import STORAGE_OUTAGE
 from dragoman.core.ports import CredentialStore
 from dragoman.core.urls import render_origin
 from dragoman.oauth.client.challenges import BearerChallenge, join_scopes, parse_challenge
@@ -404,7 +405,7 @@ class TokenManager:
                 self._vault.save(slot.holder, stored)
             except StorageFailed as error:
                 # The old refresh token may be void already: memory has the only valid one.
-                log.error('the new tokens of "%s" are stored later: %s', self.name, error)
+                STORAGE_OUTAGE.note(f'the new tokens of "{self.name}" are stored later: {error}')
                 slot.unstored = stored
                 if was_stored:
                     self._storing.spawn(self._keep_storing(slot))
