@@ -283,8 +283,10 @@ def test_a_home_is_copied_and_its_hub_continues(
     assert hub.command("store", "check", url).returncode == 1
     copied = json.loads(run(hub, "store", "copy", url, "--json"))
     rows = {one["store"]: one["rows"] for one in copied["stores"]}
-    # The second row is the record that the hub knows of the key, if it had noticed it by then.
-    assert rows["keys"] in (1, 2) and rows["tasks"] == 2 and copied["audit"]["problem"] is None
+    # The second row is the record that the hub knows of the key, if it had noticed it by then; a
+    # task is stored when it begins and when it ends, or at once if it was quick.
+    assert rows["keys"] in (1, 2) and rows["tasks"] in (2, 3)
+    assert copied["audit"]["problem"] is None
     again = json.loads(run(hub, "store", "copy", url, "--json"))  # nothing is copied twice
     assert not any(one["new"] for one in again["stores"])
     assert "0 of" not in run(hub, "store", "migrate", url)  # the stores that the home never had
