@@ -31,6 +31,7 @@ def test_names_are_quoted_in_commands_to_copy(open_tab: Callable[..., BrowserTab
             }""",
             NAMES,
         )
+        tab.page.goto("about:blank")  # before the hub stops
         for name, (command, *curls) in zip(NAMES, commands, strict=True):
             *words, given = shlex.split(command)
             assert words == ["dragoman", "call", name], command

@@ -32,7 +32,7 @@ from tests.peers import wire
 from dragoman.stores.keys import KeyStore
 
 AGENTS, SERVERS = ("a", "b", "c"), ("s", "t", "u", "v")
-SECONDS = 10.0
+SECONDS = 30.0
 RINGS: Mapping[str, Sequence[str]] = {
     "an agent itself": ("mcp:a.message",),
     "an agent itself over A2A": ("a2a:a",),
