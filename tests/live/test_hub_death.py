@@ -136,7 +136,7 @@ def test_streams_and_tasks_of_a_killed_hub_end_at_another(cluster: Cluster, log:
             assert [next_event(again).id for _ in range(4)] == [
                 one.id for one in (missed_one, *announced)
             ]
-    assert time.monotonic() - begun < 15
+    assert time.monotonic() - begun < 30
     check_tasks(second, third, cluster, clients[1].session, tasks)
     finished = [one["key"] for one in read_log(log) if one.get("event") == "started"]
     assert sorted(finished) == ["legacy", "modern"], "no call was made twice"

