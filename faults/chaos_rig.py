@@ -167,8 +167,8 @@ class ChaosRig:
     """When all that was begun must have ended."""
     decided: set[tuple[str, str]] = field(default_factory=set)
     """The steps that a person has skipped, each with the id of its run."""
-    log_marks: list[tuple[int, list[int]]] = field(default_factory=list)
-    """How many faults began at a time, and how much each hub had logged by then."""
+    log_marks: list[tuple[int, float, list[int]]] = field(default_factory=list)
+    """How many faults began, when, and how much each hub had logged by then."""
 
     @property
     def ledger(self) -> Path:
@@ -176,7 +176,8 @@ class ChaosRig:
 
     def mark_logs(self, faults: int = 1) -> None:
         """Notes that so many faults begin."""
-        self.log_marks.append((faults, [len(place.read_log()) for place in self.places]))
+        lengths = [len(place.read_log()) for place in self.places]
+        self.log_marks.append((faults, time.monotonic(), lengths))
 
     def list_members(self) -> set[str]:
         """The ids of the hubs that have neither ended nor been taken for dead."""

@@ -125,13 +125,14 @@ def build_rig(*hubs: Any) -> ChaosRig:
     return ChaosRig(Path(), places, none, "", none, none, none, none, None, Outcome())
 
 
-def judge_lines(*parts: str) -> list[str]:
-    """The failures of a hub that logs each part from one fault to the next."""
+def judge_lines(*parts: str, seconds: float = 0.0) -> list[str]:
+    """The failures of a hub that logs each part from one fault to the next, and so long ago."""
     hub = LoggedHub(0)
     rig = build_rig(hub)
     for part in parts:
         rig.mark_logs()
         hub.log += part
+    rig.log_marks = [(faults, at - seconds, begins) for faults, at, begins in rig.log_marks]
     judge_logs(rig)
     return rig.outcome.failures
 
@@ -232,7 +233,10 @@ def test_complaint_is_allowed_twice_from_one_fault_to_the_next() -> None:
     line = "2026-11-18 WARNING the database is away: no answer within {} s\n"
     assert not judge_lines(line.format(1) + line.format(2), line.format(3))
     (failure,) = judge_lines(line.format(1), line.format(2) * 3, "")
-    assert "3 times after 1 faults" in failure
+    assert "3 times in 0 s after 1 faults" in failure
+    assert judge_lines(line.format(2) * 3, seconds=59)
+    assert not judge_lines(line.format(2) * 4, seconds=61)
+    assert judge_lines(line.format(2) * 5, seconds=61)
     assert any("traceback" in one for one in judge_lines("Traceback (most recent call last):\n"))
 
 
