@@ -64,7 +64,8 @@ def test_a_connection_that_was_closed_while_it_is_written_to_is_no_error(
 
 
 @pytest.mark.parametrize(
-    ("error", "is_logged"), [(ConnectionResetError(), False), (ValueError(), True)]
+    ("error", "is_logged"),
+    [(ConnectionResetError(), False), (OSError("the disk is full"), True), (ValueError(), True)],
 )
 def test_a_failed_connection_that_is_not_waited_for_is_no_error(
     error: Exception, is_logged: bool, caplog: pytest.LogCaptureFixture

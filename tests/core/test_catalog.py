@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import pytest
@@ -15,6 +16,7 @@ from dragoman.core.errors import (
     StorageFailed,
     is_own_trouble,
 )
+from dragoman.core.logs import STORAGE_OUTAGE
 from dragoman.core.name_claims import Claim, NameClaims
 from dragoman.core.principal import OWNER
 from dragoman.core.tool import DEFAULT_TRAITS, Nowhere, Tool
@@ -225,3 +227,36 @@ def test_tool_with_a_conflicting_alias_uses_its_own_name() -> None:
     catalog.offer("mcp_a_b", [tool("mcp_a_b.c", "mcp_mcp_a_b_c")])
     assert catalog.listed_name(catalog.find("a.b.c")) == "a.b.c"
     assert catalog.listed_name(catalog.find("mcp_a_b.c")) != "a.b.c"
+
+
+class AwayNames:
+    """A store of claims that fails."""
+
+    def load_names(self) -> Sequence[Claim]:
+        raise StorageFailed("the database is away")
+
+    def save_names(self, claims: Sequence[Claim]) -> None:
+        raise StorageFailed("the database is away")
+
+    def release_names(self, target: str) -> None:
+        raise StorageFailed("the database is away")
+
+
+class ReadableNames(AwayNames):
+    def load_names(self) -> Sequence[Claim]:
+        return []
+
+
+@pytest.mark.parametrize("store", [AwayNames(), ReadableNames()])
+def test_claims_that_fail_with_their_store_are_one_line_in_the_log(
+    store: AwayNames, caplog: pytest.LogCaptureFixture
+) -> None:
+    STORAGE_OUTAGE.clear()
+    claims = NameClaims(store)
+    for number in range(5):
+        claims.claim("tool", "a", [tool(f"a.b{number}", f"mcp_a_b{number}")])
+        claims.reload()
+    STORAGE_OUTAGE.clear()
+    said = [one for one in caplog.records if one.levelno >= logging.WARNING]
+    assert [one.levelname for one in said] == ["ERROR"]
+    assert "claims to names" in said[0].getMessage()

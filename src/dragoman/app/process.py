@@ -44,7 +44,11 @@ def log_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> 
     is_lost = isinstance(error, RuntimeError | OSError)
     if is_lost and transport is not None and transport.is_closing():
         log.debug("a connection was closed while it was written to: %s", error)
-    elif isinstance(error, OSError) and future is not None and not isinstance(future, asyncio.Task):
+    elif (
+        isinstance(error, ConnectionError)
+        and future is not None
+        and not isinstance(future, asyncio.Task)
+    ):
         log.debug("a connection failed that was not waited for any more: %r", error)
     else:
         loop.default_exception_handler(context)

@@ -6,13 +6,16 @@ target receives its calls. Canonical names begin with their target and need no c
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Protocol
 
 from dragoman.core.errors import StorageFailed
-from dragoman.core.logs import STORAGE_OUTAGE
+from dragoman.core.logs import STORAGE_OUTAGE, RepeatedFailure
 from dragoman.core.tool import Tool
+
+log = logging.getLogger(__name__)
 
 MAX_NAMES = 100_000
 """Per target. What it offers beyond that has its canonical name alone."""
@@ -49,6 +52,7 @@ class NameClaims:
         self._count: dict[str, int] = {}
         self._unsaved: dict[tuple[str, str, str], Claim] = {}
         self._readable = True
+        self._unread = RepeatedFailure()
         self.releases = 0
         """Changes whenever names may have become free."""
         self._load()
@@ -61,9 +65,9 @@ class NameClaims:
         except StorageFailed as error:
             # Fails closed: with unknown owners, tools have their canonical names alone.
             self._readable = False
-            STORAGE_OUTAGE.note(
-                f"claims to names cannot be read, so only canonical names are listed: {error}"
-            )
+            what = "claims to names cannot be read, so only canonical names are listed"
+            if text := self._unread.note(what):
+                log.error("%s: %s", text, error)
 
     def reload(self) -> bool:
         """Reads what other hubs have stored; returns whether anything differs."""
@@ -129,7 +133,7 @@ class NameClaims:
             if self._store is not None:
                 self._store.release_names(target)
         except StorageFailed as error:
-            STORAGE_OUTAGE.note(f'the names of "{target}" could not be released: {error}')
+            log.error('the names of "%s" could not be released: %s', target, error)
 
     def keep_only(self, targets: Collection[str]) -> None:
         """Releases the names of all targets but these."""

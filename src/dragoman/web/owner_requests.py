@@ -51,7 +51,8 @@ class OwnerClient:
         self._cluster = cluster
         self._open_client = open_client
         self._running = 0
-        self._unasked = RepeatedFailure()
+        self._unasked: dict[str, RepeatedFailure] = {}
+        """Of other hubs that did not answer."""
 
     async def open(
         self, mark: str, part: str, principal: Principal, body: bytes, *, is_charged: bool
@@ -85,7 +86,10 @@ class OwnerClient:
 
     async def ask_others(self, part: str, principal: Principal, body: bytes) -> list[list[bytes]]:
         packed = _pack(part, principal, body, is_charged=True)
-        asked = [self._ask(packed, hub) for hub in self._cluster.list_others()]
+        others = self._cluster.list_others()
+        known = {hub.id for hub in others}
+        self._unasked = {id: one for id, one in self._unasked.items() if id in known}
+        asked = [self._ask(packed, hub) for hub in others]
         return [found for found in await asyncio.gather(*asked) if found is not None]
 
     async def find_owner(self, mark: str) -> str:
@@ -100,10 +104,12 @@ class OwnerClient:
                     return None
                 frames = [frame async for frame in self._read(reply, hub)]
         except (HubError, TimeoutError) as error:
-            if text := self._unasked.note("another hub was not asked"):
-                log.warning("%s: hub %s: %s", text, hub.id, error or "no answer in time")
+            failure = self._unasked.setdefault(hub.id, RepeatedFailure())
+            if text := failure.note(f"hub {hub.id} was not asked"):
+                log.warning("%s: %s", text, error or "no answer in time")
             return None
-        self._unasked.clear(QUIET_SECONDS)
+        if (failed := self._unasked.get(hub.id)) is not None:
+            failed.clear(QUIET_SECONDS)
         return frames
 
     async def _send(

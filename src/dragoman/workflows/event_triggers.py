@@ -16,10 +16,9 @@ from typing import Any, NamedTuple
 from dragoman.core.background import Background
 from dragoman.core.bus import Bus
 from dragoman.core.call import Call
-from dragoman.core.errors import HubError, StorageFailed
+from dragoman.core.errors import HubError
 from dragoman.core.event_payloads import EVENT_NAMES, redact_event, render_event
 from dragoman.core.events import Event
-from dragoman.core.logs import STORAGE_OUTAGE
 from dragoman.core.principal import HUB_ORG
 from dragoman.core.runs import DOOR
 from dragoman.core.structs import Struct
@@ -146,7 +145,5 @@ class WorkflowEvents:
                 labels=build_event_labels(workflow.name, name, labels),
             )
             await self._runs.start(workflow, occurrence)
-        except StorageFailed as error:
-            STORAGE_OUTAGE.note(f'workflow "{workflow.name}" was not started by an event: {error}')
         except HubError as error:
             log.warning('workflow "%s" was not started by an event: %s', workflow.name, error)

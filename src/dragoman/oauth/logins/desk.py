@@ -29,7 +29,6 @@ from dragoman.core.errors import (
     LoginRequired,
     NotFound,
     Overloaded,
-    StorageFailed,
     TimedOut,
     Unreachable,
 )
@@ -42,7 +41,6 @@ from dragoman.core.holders import (
     render_holder,
 )
 from dragoman.core.logins import LoginLink
-from dragoman.core.logs import STORAGE_OUTAGE
 from dragoman.core.principal import USER, Principal
 from dragoman.oauth.logins.accounts import LoginAccount
 
@@ -411,8 +409,6 @@ class HubLoginDesk:
     async def _forget_ended(self, account: LoginAccount, holder: str) -> None:
         try:
             await self.forget(account, holder)
-        except StorageFailed as error:
-            STORAGE_OUTAGE.note(f"{account.label}: a login was not removed: {error}")
         except HubError as error:
             log.error("%s: a login was not removed: %s", account.label, error)
 
